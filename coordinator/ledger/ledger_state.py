@@ -58,6 +58,8 @@ class LedgerState(ChangingHistory):
         self.is_temporary = False
         #: Newest version whose batch Spark is known to have finished.
         self.finished = 0
+        #: The newest epoch of a continuous query that counts, with the end that Spark's logs are to have for it.
+        self.epoch_end: tuple[int, str] | None = None
         #: Newest version that any shard ever had, those of layouts that never counted included.
         self._newest_seen = 0
         #: Runs that a newer run has replaced; they may not lease or commit any more.
@@ -173,6 +175,8 @@ class LedgerState(ChangingHistory):
             case BatchFinished():
                 if record.run_id == self.run_id:
                     self.finished = max(self.finished, record.batch_id + 1)
+                    if record.end:
+                        self.epoch_end = record.batch_id, record.end
             case ShardsAssigned():
                 self._assign(record)
             case MoveFailed():
@@ -283,6 +287,7 @@ class LedgerState(ChangingHistory):
             "finished": self.finished,
             "newest_seen": self._newest_seen,
             **({"is_temporary": True} if self.is_temporary else {}),
+            **({} if self.epoch_end is None else {"epoch_end": self.epoch_end}),
             "retired": sorted(self.retired),
             "assignments": dict(self._assignments),
             **({"moves": dict(self._moves)} if self._moves else {}),
@@ -305,6 +310,9 @@ class LedgerState(ChangingHistory):
         ledger.epoch, ledger.run_id, ledger.query_id = data["epoch"], data["run_id"], data["query_id"]
         ledger.finished, ledger._newest_seen = data["finished"], data["newest_seen"]
         ledger.is_temporary = data.get("is_temporary", False)
+        if "epoch_end" in data:
+            epoch, end = data["epoch_end"]
+            ledger.epoch_end = epoch, end
         ledger.retired = set(data["retired"])
         ledger._assignments = from_json(data["assignments"], dict[int, Assignment])
         ledger._moves = from_json(data.get("moves", {}), dict[int, tuple[ShardMove, ...]])

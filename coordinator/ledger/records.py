@@ -35,11 +35,15 @@ class RunStarted(_Record, frozen=True, tag="run_started"):
     is_temporary: bool = False
 
 
-class BatchFinished(_Record, frozen=True, tag="batch_finished"):
-    """Spark's commit log has a batch of a run: the version that the batch made is never replaced by a replay of it."""
+class BatchFinished(_Record, frozen=True, tag="batch_finished", omit_defaults=True):
+    """Spark's commit log has a batch of a run: the version that the batch made is never replaced by a replay of it.
+
+    An epoch of a continuous query has an `end`, Spark's offset in JSON: Spark's logs have the epoch, with this end, or will have it.
+    """
 
     run_id: str
     batch_id: int
+    end: str = ""
 
 
 class SchemaChanged(_Record, frozen=True, tag="schema_changed"):

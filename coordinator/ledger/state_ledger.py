@@ -276,6 +276,7 @@ class StateLedger(LedgerState):
                 version=self.origin[1],
                 batch_id=task.batch_id,
             )
+        self.check_not_counted(task)
         if newest > task.batch_id + 1:
             raise StateMismatchError(
                 "the state is ahead of the checkpoint that this run started from: another driver has finished later batches; "
@@ -357,6 +358,44 @@ class StateLedger(LedgerState):
         if run_id != self.run_id or self.finished > batch_id:
             return []
         return [BatchFinished(run_id, batch_id)]
+
+    def check_not_counted(self, task: TaskIdentity) -> None:
+        """Refuse a new run of a continuous query that begins with an epoch which counts: it may have other rows.
+
+        Raises
+        ------
+        StateMismatchError
+            Another driver has ended the epoch, and its rows are those of that driver.
+        """
+        if task.is_epoch and self.epoch_end is not None and self.epoch_end[0] >= task.batch_id:
+            raise StateMismatchError(
+                "an epoch counts that this run was to begin with: another driver ended it meanwhile; nothing was changed; the run "
+                "begins again, after that epoch",
+                state=self.state_name,
+                epoch=task.batch_id,
+                newest_epoch=self.epoch_end[0],
+            )
+
+    def decide_epoch(self, task: TaskIdentity, layout: ShardLayout, end: str) -> list[Record]:
+        """Have an epoch count, with its end: Spark's logs are made to have it, by this run's driver or by a later one.
+
+        Raises
+        ------
+        FencedError
+            A newer run has begun, or not all shards have committed the epoch: it does not count.
+        """
+        if task.run_id != self.run_id or self.batch_result(task.run_id, task.batch_id, layout).missing:
+            raise FencedError(
+                "a newer run of the query has begun, and this one's epoch does not count; committed versions are safe; stop this "
+                "driver if another one has the query, or start the query again",
+                state=self.state_name,
+                epoch=task.batch_id,
+                run_id=task.run_id,
+                newer_run_id=self.run_id,
+            )
+        if self.epoch_end is not None and self.epoch_end[0] >= task.batch_id:
+            return []
+        return [BatchFinished(task.run_id, task.batch_id, end)]
 
     def decide_snapshot(self, snapshot: SnapshotEntry) -> tuple[list[Record], bool]:
         """Accept a snapshot if the commit that it shows still counts and it is new; returns whether it counts."""

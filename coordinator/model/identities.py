@@ -69,6 +69,8 @@ class TaskIdentity(Struct, frozen=True):
         until then.
     is_temporary
         Whether the query's checkpoint is deleted when it ends, as that of one without a ``checkpointLocation``.
+    is_epoch
+        Whether the batch is an epoch of a continuous query: a repetition of it may have other rows.
     """
 
     state_name: str
@@ -82,6 +84,7 @@ class TaskIdentity(Struct, frozen=True):
     former_time_ms: int | None = None
     is_import: bool = False
     is_temporary: bool = False
+    is_epoch: bool = False
 
     @property
     def is_of_python(self) -> bool:

@@ -187,6 +187,8 @@ class CoordinatorClient:
     begin_batch = _method(Coordinator.begin_batch)
     batch_result = _method(Coordinator.batch_result)
     batch_finished = _method(Coordinator.batch_finished)
+    end_epoch = _method(Coordinator.end_epoch)
+    newest_epoch = _method(Coordinator.newest_epoch)
     rescale = _method(Coordinator.rescale)
     branch = _method(Coordinator.branch)
     drop = _method(Coordinator.drop)

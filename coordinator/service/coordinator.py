@@ -369,6 +369,14 @@ class Coordinator:
         """Let readers see a batch that Spark has finished; see :meth:`Versions.batch_finished`."""
         await self._versions.batch_finished(state_names, run_id, batch_id, within_s)
 
+    async def end_epoch(self, task: TaskIdentity, partitions: range, end: str) -> None:
+        """Have an epoch of a continuous query count; see :meth:`Versions.end_epoch`."""
+        await self._versions.end_epoch(task, partitions, end)
+
+    async def newest_epoch(self, state_name: str) -> tuple[int, str] | None:
+        """Return the newest epoch that counts, and the end that Spark's logs are to have for it; None without any."""
+        return await self._versions.newest_epoch(state_name)
+
     async def read_view(self, state_name: str, request: WantedView, cached: ViewId | None) -> ReadView | None:
         """Return what a reader needs to read a version; see :meth:`Versions.read_view`."""
         return await self._versions.read_view(state_name, request, cached)

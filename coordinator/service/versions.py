@@ -26,11 +26,12 @@ from coordinator.ledger.read_views import (
 )
 from coordinator.ledger.records import BranchBorn, Branched, BranchMade, Record
 from coordinator.ledger.rescaling import first_layout
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.open_states import OpenStates
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError, StateReplacedError
-from coordinator.model.identities import PYTHON_QUERY_ID, StateStoreId
+from coordinator.model.identities import PYTHON_QUERY_ID, StateStoreId, TaskIdentity
 from coordinator.model.leases import ShardLocation
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Clock, now_ms
@@ -171,6 +172,16 @@ class Versions:
         writers = [await self._writer_of(name) for name in state_names]
         notes = [writer.note(lambda ledger: ledger.decide_finished(run_id, batch_id), within_s) for writer in writers]
         await asyncio.gather(*notes)
+
+    async def end_epoch(self, task: TaskIdentity, partitions: range, end: str) -> None:
+        """Have an epoch of a continuous query count, which all shards have committed; see :meth:`StateLedger.decide_epoch`."""
+        layout = ShardLayout(len(partitions), partitions.start)
+        writer = await self._writer_of(task.state_name)
+        await writer.decide(lambda ledger: (ledger.decide_epoch(task, layout, end), None))
+
+    async def newest_epoch(self, state_name: str) -> tuple[int, str] | None:
+        """Return the newest epoch that counts, and its end; None without any."""
+        return await (await self._writer_of(state_name)).read(lambda ledger: ledger.epoch_end)
 
     async def list_newest(self, state_name: str, count: int, is_committed: bool) -> tuple[VersionStats, ...]:
         """Return statistics of the newest versions of a state that can be read, newest first, `count` at most.

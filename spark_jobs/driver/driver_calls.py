@@ -173,7 +173,7 @@ class DriverCalls:
             ``actor``, null for a shard that may run anywhere. ``settle``: also ``missing``, the shards that have not committed the
             batch, or whose rows no task counted; the ``next`` batch's shards; and stats, by the names of
             ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards committed other numbers of rows than tasks
-            sent them.
+            sent them. ``newest_epoch``: the ``epoch`` that counts, -1 without any, and its ``end``; ``end_epoch`` has one count.
         """
         try:
             batch = json.loads(message)
@@ -182,6 +182,8 @@ class DriverCalls:
                 "begin": self._begin,
                 "place": self._place,
                 "settle": self._settle,
+                "end_epoch": self._end_epoch,
+                "newest_epoch": self._newest_epoch,
                 "finished": self._report_finished,
                 "ended": lambda run: self._end_run(run["run_id"]),
             }
@@ -296,6 +298,16 @@ class DriverCalls:
             "places": _places(placements),
             "next": {"shards": len(following), "first_partition": following.start},
         }
+
+    def _end_epoch(self, epoch: Mapping[str, Any]) -> dict[str, Any]:
+        coordinator = self._fleets[epoch["operator"]["uri"]].coordinator
+        coordinator.end_epoch(_task(epoch), _partitions(epoch), epoch["end"])
+        return {}
+
+    def _newest_epoch(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        operator = run["operator"]
+        epoch, end = self._fleets[operator["uri"]].coordinator.newest_epoch(operator["state"]) or (-1, "")
+        return {"epoch": epoch, "end": end}
 
 
 def _places(placement: Placement) -> list[dict[str, Any] | None]:

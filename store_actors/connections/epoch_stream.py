@@ -98,7 +98,9 @@ class EpochServer:
             structs.replace(metadata, query_id=first.query_id),
             schema,
             {
-                shard: header.task(metadata.state_name, request["attempt"], request["executor"])
+                shard: structs.replace(
+                    header.task(metadata.state_name, request["attempt"], request["executor"]), is_epoch=True
+                )
                 for shard, header in headers.items()
             },
             (request["task"], request["tasks"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -76,7 +77,10 @@ class ContinuousDriver(Party):
         try:
             while self.is_active and not self.world.is_finished():
                 first = self.checkpoint.newest() + 1
-                start = self.checkpoint.ends[first - 1] if first else (0,) * len(self.world.stream.source)
+                start = self.checkpoint.ends.get(first - 1) if first else (0,) * len(self.world.stream.source)
+                if start is None:
+                    # Another driver is writing it. Spark refuses to start.
+                    break
                 run = EpochRun(self, first, start)
                 self.scheduler.pause(f"begins run {run.id[:4]} with epoch {first} at {start}")
                 run.run()
@@ -112,6 +116,8 @@ class EpochRun:
 
     def run(self) -> None:
         """Run tasks until one fails, shards have moved, or all is done."""
+        if self._complete_log():
+            return
         requests = self._begin()
         for number in range(len(self.start)):
             self.tasks.append(EpochTask(self, number, number, self.driver.executor(), requests[number]))
@@ -139,13 +145,30 @@ class EpochRun:
             self._task(self.first_epoch), planned, self.driver.wanted_shards
         )
         self.world.shards_of_batch(self.partitions)
-        self._forget_ends()
         holders = self._place()
         return [self._requests(number, holders) for number in range(len(self.start))]
 
-    def _forget_ends(self) -> None:
-        """What an earlier run ended with, and did not commit, is not the end of these epochs."""
-        self.driver.checkpoint.forget_after(self.first_epoch - 1)
+    def _complete_log(self) -> bool:
+        """Write the epoch that counts and that Spark's log does not have yet; return whether there was one."""
+        newest = self.driver.coordinator.newest_epoch(STATE)
+        if newest is None or newest[0] != self.first_epoch:
+            return False
+        epoch, end = newest
+        self.scheduler.fault(self.driver.name, "log_completed", f"with epoch {epoch}")
+        self._record(epoch, tuple(json.loads(end)))
+        return True
+
+    def _record(self, epoch: int, end: Offsets) -> None:
+        """Have Spark's logs have an epoch that counts. Another run, which does not count, may have written another end."""
+        checkpoint = self.driver.checkpoint
+        while not checkpoint.ends_with(epoch, end):
+            self.scheduler.pause(f"replaces the end of epoch {epoch}")
+            checkpoint.ends.pop(epoch, None)
+            self.scheduler.pause()
+            checkpoint.add_end(epoch, end)
+        self.scheduler.pause(f"records epoch {epoch}")
+        if checkpoint.add(epoch):
+            self.world.epoch_finished(epoch)
 
     def _place(self) -> list[str]:
         """Return the name of each shard's store actor; all of them are on one machine."""
@@ -172,7 +195,7 @@ class EpochRun:
             self.scheduler.spawn(self.driver, carry)
 
     def _requests(self, number: int, holders: list[str]) -> Mapping[str, RunRequest]:
-        task, stream = self._task(self.first_epoch), self.world.stream
+        task, stream = structs.replace(self._task(self.first_epoch), is_epoch=True), self.world.stream
         by_actor: defaultdict[str, dict[int, TaskIdentity]] = defaultdict(dict)
         for shard, (partition, name) in enumerate(zip(self.partitions, holders, strict=True)):
             by_actor[name][shard] = structs.replace(task, partition_id=partition, attempt=number)
@@ -225,14 +248,21 @@ class EpochRun:
             epoch += 1
 
     def _commit(self, epoch: int) -> None:
+        end = tuple(self._ends[epoch][number] for number in range(len(self.start)))
         self._settle(epoch)
-        self.scheduler.pause(f"records epoch {epoch}")
-        if epoch not in self.driver.checkpoint.ends:
-            raise EndedError(f"epoch {epoch} has no end in the log")
-        if self.driver.checkpoint.add(epoch):
-            self.world.epoch_finished(epoch)
+        self._decide(epoch, end)
+        self._record(epoch, end)
         self._newest = epoch
         self._report(epoch)
+
+    def _decide(self, epoch: int, end: Offsets) -> None:
+        """Have an epoch count, from here on, whatever becomes of this driver."""
+        try:
+            self.driver.coordinator.end_epoch(self._task(epoch), self.partitions, json.dumps(end))
+        except StateStoreError:
+            if self.goes_on:
+                self.driver.is_active = False
+            raise
 
     def _report(self, epoch: int) -> None:
         within_s = self.world.report_within_s()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from tests.simulation.continuous import ContinuousDriver
 from tests.simulation.keyed import Workload
 from tests.simulation.scheduler import Violation
-from tests.simulation.streaming import Checkpoint, Sink, Stream
+from tests.simulation.spark import STATE
+from tests.simulation.streaming import Checkpoint, Offsets, Sink, Stream
+from tests.simulation.workload import Entry
 from tests.simulation.world import Outcome, World, run_world
 
 #: Step at which every process that was replaced has ended.
@@ -32,17 +35,42 @@ class ContinuousWorld(World):
         self, seed: int, *, harsh: bool = False, rescales: bool = False, reads: bool = False, drivers: bool = False
     ) -> None:
         super().__init__(seed, harsh=harsh, rescales=rescales, reads=reads)
+        self.has_more_drivers = drivers
         if not drivers:
             self.fault_profile = replace(self.fault_profile, second_driver=False)
             self._impatience = 0.0
-        self.commit_log = self.stream.checkpoint
+        self.commit_log = Checkpoint()
+        #: Ends of the epochs that count, and what was read of the log for that.
+        self._decided: dict[int, Offsets] = {}
+        self._read: set[str] = set()
+        self._known_objects = 0
         self.sink = Sink(self.stream)
         self.slow_tasks = self.rng.choice((0.0, 0.3, 0.3))
         self.epoch_steps = self.rng.choice((5, 50, 200))
 
     def _draw_workload(self, has_keyed_stores: bool, further_batches: int) -> Workload:
-        self.stream = Stream(self.rng, Checkpoint())
+        self.stream = Stream(self.rng, self._look)
         return self.stream
+
+    def _look(self) -> dict[int, Offsets]:
+        """Return the ends of the epochs that count, by the state's log."""
+        if len(self.stored.ever) != self._known_objects:
+            self._known_objects = len(self.stored.ever)
+            for path in sorted(self.stored.ever.keys() - self._read):
+                self._read.add(path)
+                if path.startswith(f"{STATE}/manifest/"):
+                    self._take(json.loads(self.stored.ever[path])["records"])
+        return self._decided
+
+    def _take(self, records: list[Entry]) -> None:
+        for record in records:
+            if record["kind"] == "batch_finished" and "end" in record:
+                end = tuple(json.loads(record["end"]))
+                if self._decided.setdefault(record["batch_id"], end) != end:
+                    raise Violation(f"epoch {record['batch_id']} counts with two ends: {end}, {self._decided}")
+
+    def readable_versions(self) -> int:
+        return len(self._look())
 
     def start_driver(self) -> None:
         self._drivers.append(ContinuousDriver(self, self._label("driver")))
@@ -62,6 +90,8 @@ class ContinuousWorld(World):
         """Spark has recorded an epoch: from here on its rows count, once, and its results have been emitted."""
         if self.commit_log.finished != list(range(epoch + 1)):
             raise Violation(f"epochs were recorded in the order {self.commit_log.finished}")
+        if self.commit_log.ends.get(epoch) not in (None, self._look()[epoch]):
+            raise Violation(f"epoch {epoch} is recorded to end at {self.commit_log.ends[epoch]}: {self._look()}")
         self.sink.check_epoch(epoch)
         if self._audits_each_batch:
             self._audit_state(f"after epoch {epoch}")
@@ -74,5 +104,6 @@ class ContinuousWorld(World):
 def run_continuous(seed: int, **kind: bool) -> Outcome:
     """Run one schedule of a continuous query; of a kind by the arguments of :class:`ContinuousWorld`, or by the seed."""
     options = "".join([" --continuous", *(f" --{name}" for name, is_wanted in kind.items() if is_wanted)])
-    kind = kind or {"rescales": seed % 4 == 1, "reads": seed % 4 == 2, "harsh": seed % 4 == 3}
+    by_seed = {"rescales": seed % 4 == 1, "reads": seed % 4 == 2, "harsh": seed % 4 == 3, "drivers": seed % 3 == 0}
+    kind = kind or by_seed
     return replace(run_world(seed, ContinuousWorld(seed, **kind)), options=options)

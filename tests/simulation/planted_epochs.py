@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.ledger.history import StateHistory
+from coordinator.ledger.records import BatchFinished
 from coordinator.ledger.state_ledger import StateLedger
 from store_actors.engine.versions import VersionedTable
 from store_actors.epochs.barrier import Barrier, Marker
@@ -14,11 +15,12 @@ from tests.simulation.continuous import EpochRun
 from tests.simulation.epoch_connections import Connection, SentPiece
 from tests.simulation.epoch_tasks import EpochTask
 from tests.simulation.planted import Bug, Original, owners_not_fenced
+from tests.simulation.streaming import Checkpoint
 
 #: Kinds of schedules (arguments of :class:`tests.simulation.continuous_world.ContinuousWorld`).
 HARSH = {"harsh": True}
 CALM: Mapping[str, bool] = {"harsh": False}
-RESCALED = {"rescales": True}
+DRIVERS = {"drivers": True}
 
 #: What a task that is ahead sent, once it is used.
 _NOTHING: list[Any] = []
@@ -68,6 +70,10 @@ def _any_run(batch_result: Original, history: StateHistory, run_id: str, batch_i
     return batch_result(history, run_id if newest is None else newest.run_id, batch_id, layout)
 
 
+def _decided_by_anybody(_: Original, ledger: StateLedger, task: Any, layout: Any, end: str) -> Any:
+    return [BatchFinished(ledger.run_id, task.batch_id, end)]
+
+
 def _held_not_answered(next_epoch: Original, barrier: Barrier[Piece]) -> Any:
     held, is_whole = next_epoch(barrier)
     return [Piece(piece.rows, lambda _: None) for piece in held], is_whole
@@ -84,11 +90,19 @@ EPOCH_BUGS: dict[str, Bug] = {
     "an epoch is recorded before all shards have committed it": Bug(
         EpochRun, "_settle", lambda _, run, epoch: None, HARSH
     ),
-    "the end of an epoch that was not committed stays": Bug(EpochRun, "_forget_ends", lambda _, run: None, HARSH),
+    "the end of an epoch that does not count stays": Bug(
+        Checkpoint, "ends_with", lambda _, checkpoint, epoch, end: epoch in checkpoint.ends, HARSH
+    ),
     "epochs begin two ahead of Spark's log": Bug(
         EpochRun, "_may_begin", lambda _, run: run._newest >= run._open - 2, CALM, first=10
     ),
-    "an epoch begins though its run is over": Bug(EpochRun, "_check_begin", lambda _, run: None, RESCALED, first=12),
+    "an epoch begins though its run is over": Bug(EpochRun, "_check_begin", lambda _, run: None, CALM, first=56),
+    "an epoch counts though another driver has the query": Bug(
+        StateLedger, "decide_epoch", _decided_by_anybody, DRIVERS
+    ),
+    "a run begins with an epoch that counts": Bug(
+        StateLedger, "check_not_counted", lambda _, ledger, task: None, DRIVERS
+    ),
     "another run's commits are taken for this one's": Bug(StateHistory, "batch_result", _any_run, HARSH),
     "replaced runs may commit": Bug(StateLedger, "decide_commits", owners_not_fenced, HARSH),
 }
@@ -96,6 +110,8 @@ EPOCH_BUGS: dict[str, Bug] = {
 EPOCH_WITH = {
     "a task that is ahead is not held back": "rows are not compared",
     "the rows of an epoch are not counted": "pieces are lost",
+    # The ledger looks, too.
+    "an epoch is recorded before all shards have committed it": "an epoch counts though another driver has the query",
 }
 EPOCH_HARMLESS = {
     "rows are not compared": Bug(Barrier, "mark", _rows_not_compared, HARSH),

@@ -65,7 +65,7 @@ class Reader:
 
         view, _, looked_up = reads.find(ReadVersion(), plan)
         self._check(view, {shard: groups_of(result.rows) for shard, result in looked_up.items()}, "looked up")
-        if view.version > len(world.commit_log.finished):
+        if view.version > world.readable_versions():
             raise Violation(f"{self.name}: version {view.version} was read, and Spark has not finished its batch")
         if view.version < oldest and not world.was_begun_again(view.version):
             raise Violation(f"{self.name}: version {view.version} was read, and {oldest} was finished long before")

@@ -47,10 +47,9 @@ class Checkpoint(CommitLog):
         """Write where an epoch ends, unless that is written."""
         self.ends.setdefault(epoch, end)
 
-    def forget_after(self, epoch: int) -> None:
-        """Forget ends of later epochs."""
-        for later in [later for later in self.ends if later > epoch]:
-            del self.ends[later]
+    def ends_with(self, epoch: int, end: Offsets) -> bool:
+        """Return whether an epoch ends there."""
+        return self.ends.get(epoch) == end
 
 
 class Stream(RescaledWorkload):
@@ -58,6 +57,8 @@ class Stream(RescaledWorkload):
 
     Attributes
     ----------
+    decided
+        Returns the ends of the epochs that count.
     source
         The records of each partition.
     """
@@ -67,8 +68,8 @@ class Stream(RescaledWorkload):
     #: There is no last epoch: a query goes on for as long as there are records.
     batches = sys.maxsize
 
-    def __init__(self, rng: random.Random, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, rng: random.Random, decided: Callable[[], Mapping[int, Offsets]]) -> None:
+        self.decided = decided
         self.watermark = False
         self._schemas = [schema_of(watermark=False, output_mode="update", whole=False)]
         self.schema = self._schemas[0]
@@ -130,12 +131,12 @@ class Stream(RescaledWorkload):
         return groups
 
     def at(self, version: int) -> Groups:
-        """Return all groups at a version, by the end that Spark's log has of the epoch before it."""
+        """Return all groups at a version, by the end of the epoch that made it."""
         if version == 0:
             return {}
-        if version - 1 not in self.checkpoint.ends:
-            raise Violation(f"version {version} is looked at, and Spark has no end of epoch {version - 1}")
-        return self.counted(self.checkpoint.ends[version - 1])
+        if version - 1 not in self.decided():
+            raise Violation(f"version {version} is looked at, and epoch {version - 1} does not count")
+        return self.counted(self.decided()[version - 1])
 
     def rows_at(self, version: int, partition: int) -> Groups:
         return self._own(self.at(version), partition)
@@ -146,12 +147,12 @@ class Stream(RescaledWorkload):
     def check_history(
         self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
     ) -> None:
-        """As of batches; of a version that Spark's log does not have nothing is promised but that another run replaces it."""
-        counted = [entry for entry in chains[DEFAULT_STORE] if entry["version"] <= len(self.checkpoint.finished)]
+        """As of batches; of a version that does not count nothing is promised but that another run replaces it."""
+        counted = [entry for entry in chains[DEFAULT_STORE] if entry["version"] <= len(self.decided())]
         super().check_history(shard, {DEFAULT_STORE: counted}, read, form_of)
 
     def check_snapshot(self, snapshot: Entry, read: Read) -> None:
-        if snapshot["version"] <= len(self.checkpoint.finished):
+        if snapshot["version"] <= len(self.decided()):
             super().check_snapshot(snapshot, read)
 
 

@@ -477,6 +477,10 @@ class World:
         if self._audits_each_batch:
             self._audit_state(f"after batch {batch}")
 
+    def readable_versions(self) -> int:
+        """Return the newest version that may be read."""
+        return len(self.commit_log.finished)
+
     def later_steps(self, most: int) -> int:
         """Return for how many moments a reader waits."""
         return self._reads_rng.randrange(most)

@@ -9,8 +9,10 @@ import zlib
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.records import Record
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.log_end import seal, unseal
@@ -36,7 +38,17 @@ from coordinator.placement.lease_plans import stay_else_local
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
-from tests.unit.ledger_harness import ROOT, FakeFleetView, LedgerHarness, actor, entry, open_writer, task
+from tests.unit.ledger_harness import (
+    ROOT,
+    FakeFleetView,
+    LedgerHarness,
+    actor,
+    data_of,
+    entry,
+    open_writer,
+    task,
+    through_json,
+)
 from tests.unit.observed_objects import ObservedObjectStore
 
 
@@ -53,6 +65,29 @@ def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
         harness.lease(task(batch=3), actor("a"))
     with pytest.raises(FencedError, match="newer owner"):
         harness.commit(entry(old, 4))
+
+
+def test_an_epoch_counts_for_one_of_two_drivers() -> None:
+    """Two drivers of a continuous query: the one that the log has first goes on, and the other one is refused."""
+    harness, layout = LedgerHarness(), ShardLayout(1)
+
+    def epoch(run: str, number: int) -> TaskIdentity:
+        return structs.replace(task(run, number), is_epoch=True)
+
+    harness.commit(entry(harness.lease(epoch("run-1", 0), actor("a")), 1))
+    for record in harness.ledger.decide_epoch(epoch("run-1", 0), layout, "[3]"):
+        harness.ledger.fold(through_json(record))
+    assert harness.ledger.decide_epoch(epoch("run-1", 0), layout, "[3]") == []
+    with pytest.raises(StateMismatchError, match="another driver ended it"):
+        harness.lease(epoch("run-2", 0), actor("a"))
+    paused = harness.lease(epoch("run-1", 1), actor("a"))
+    harness.commit(entry(paused, 2, "of run-1"))
+    harness.lease(epoch("run-2", 1), actor("a"))
+    with pytest.raises(FencedError, match="a newer run"):
+        harness.ledger.decide_epoch(epoch("run-1", 1), layout, "[5]")
+    with pytest.raises(FencedError):
+        harness.ledger.decide_epoch(epoch("run-2", 1), layout, "[4]")
+    assert StateLedger.from_json(ROOT, data_of(harness.ledger)).epoch_end == (0, "[3]")
 
 
 def test_a_python_program_may_open_first_the_partition_that_is_behind() -> None:

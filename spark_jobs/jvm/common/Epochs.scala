@@ -3,6 +3,7 @@ package org.apache.spark.sql.statefleet
 import java.nio.charset.StandardCharsets.UTF_8
 import java.util.UUID
 import java.util.concurrent.atomic.AtomicReference
+import org.apache.hadoop.fs.Path
 import org.apache.spark.{SparkContext, SparkException, TaskFailedReason, TaskKilled}
 import org.apache.spark.internal.Logging
 import org.apache.spark.rdd.RDD
@@ -109,6 +110,12 @@ class EpochGate extends EpochHooks with Logging {
     }
   }
 
+  /** The end of the epoch that Spark commits next: no epoch ends before the one before it is in Spark's log. */
+  @volatile private var end: Option[Offset] = None
+
+  /** Has an epoch count, whatever becomes of this driver, and Spark's log of ends have it. */
+  def decide(epoch: Long): Unit = for (of <- run; offset <- end) of.decide(epoch, offset.json)
+
   /** Called once the query has ended. */
   def close(): Unit = synchronized {
     for (of <- run; listener <- watch) of.query.sparkSession.sparkContext.removeSparkListener(listener)
@@ -121,7 +128,10 @@ class EpochGate extends EpochHooks with Logging {
     synchronized { settling = epoch }
   }
 
-  override def ended(end: Offset): Unit = run.foreach(_.keepOffset(end))
+  override def ended(offset: Offset): Unit = {
+    end = Some(offset)
+    run.foreach(_.keepOffset(offset))
+  }
 
   override def logged(end: Offset): Unit = synchronized {
     newest = settling
@@ -134,7 +144,7 @@ object EpochGate {
   private final val LookMs = 100L
 
   /** Has a query plan its tasks again, as Spark does where the partitions of a source have changed. */
-  private def restart(query: ContinuousExecution): Unit = {
+  private[statefleet] def restart(query: ContinuousExecution): Unit = {
     val state = classOf[StreamExecution].getMethod("state").invoke(query).asInstanceOf[AtomicReference[AnyRef]]
     if (state.compareAndSet(Active, Reconfiguring)) query.queryExecutionThread.interrupt()
   }
@@ -200,14 +210,38 @@ class EpochRun(
 
   /** Begins the run; returns for each shard where it is. */
   def begin(cores: Map[String, Int]): Array[Place] = {
-    // What an earlier run ended with, and did not commit, is not the end of these epochs.
-    query.offsetLog.purgeAfter(firstEpoch - 1)
+    completeLog()
     // What a task sends is held back until the last of them has learned of an epoch, which Spark's default has take 0.1 s.
     val conf = execution.sparkSession.sessionState.conf
     if (!conf.contains(EpochRun.PollInterval)) conf.setConfString(EpochRun.PollInterval, EpochRun.PollMs)
     EpochRun.begun(this)
     Driver.ask[Array[Place]]("place", ofShards(firstEpoch) + ("cores" -> cores))
   }
+
+  /** Another driver may have had an epoch count and not have recorded it: that is done here, and the run begins after it. */
+  private def completeLog(): Unit = {
+    val newest = Driver.ask[EpochEnd]("newest_epoch", fields(firstEpoch) + ("operator" -> facts))
+    if (newest.epoch == firstEpoch) {
+      EpochLogs.setEnd(query, newest.epoch, newest.end)
+      query.commitLog.add(newest.epoch, CommitMetadata())
+      EpochGate.restart(query)
+      throw new InterruptedException
+    }
+  }
+
+  /**
+   * Has an epoch count, with its end. From here on another driver does not begin with it. Before, another one may have
+   * begun, so that this one is refused.
+   */
+  def decide(epoch: Long, end: String): Unit =
+    try {
+      Driver.tell("end_epoch", ofShards(epoch) + ("end" -> end))
+      EpochLogs.setEnd(query, epoch, end)
+    } catch {
+      case error: Throwable =>
+        if (goesOn) query.stopInNewThread(error)
+        throw error
+    }
 
   /** Returns the run's first epoch, in JSON, as its tasks send it. */
   def description: String = Driver.json.writeValueAsString(
@@ -287,6 +321,27 @@ object EpochRun {
   }
 }
 
+/** An epoch that counts, and its end. */
+case class EpochEnd(epoch: Long, end: String)
+
+/** Spark's log of the ends of epochs, in which Spark itself leaves whatever is there. */
+private object EpochLogs {
+  /**
+   * Has the log have an epoch's end. A run that does not count may have written another one: an earlier one of this
+   * query, or that of a driver which was paused and goes on. It writes each end once.
+   */
+  def setEnd(query: ContinuousExecution, epoch: Long, end: String): Unit = {
+    val log = offsetLogOf(query)
+    while (!log.get(epoch).exists(_.offsets.flatten.exists(_.json == end))) {
+      new Path(log.metadataPath, epoch.toString) match {
+        case file => file.getFileSystem(query.sparkSession.sessionState.newHadoopConf()).delete(file, false)
+      }
+      val metadata = offsetMetadata(query.lastExecution.sparkSession.conf)
+      log.add(epoch, OffsetSeq(Seq(Some(SerializedOffset(end))), Some(metadata)))
+    }
+  }
+}
+
 /** The sink of a continuous query; the fleet has an epoch before the sink commits it. */
 case class EpochSink(table: Table with SupportsWrite, gate: EpochGate) extends TableInFront with SupportsWrite {
   override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder = table.newWriteBuilder(info) match {
@@ -316,6 +371,8 @@ case class EpochWrite(write: StreamingWrite, gate: EpochGate) extends StreamingW
   override def commit(epoch: Long, messages: Array[WriterCommitMessage]): Unit = {
     gate.settle(epoch)
     write.commit(epoch, messages)
+    // Last, as a driver that goes on from there does not have the sink commit it again.
+    gate.decide(epoch)
   }
 
   override def abort(epoch: Long, messages: Array[WriterCommitMessage]): Unit = write.abort(epoch, messages)
