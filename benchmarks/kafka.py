@@ -39,9 +39,9 @@ class Kafka:
 
     @contextmanager
     def topics(self, source: str, sink: str) -> Iterator[None]:
-        """Create two topics, and delete them afterwards. Records of the second get the time at which they are appended."""
+        """Create two topics, and delete them afterwards. Records have the time at which they were appended."""
         stamped = {"message.timestamp.type": "LogAppendTime"}
-        topics = [NewTopic(source, PARTITIONS, 1), NewTopic(sink, PARTITIONS, 1, config=stamped)]
+        topics = [NewTopic(topic, PARTITIONS, 1, config=stamped) for topic in (source, sink)]
         # It has to live until its requests are answered, and would complain of the end of a broker.
         admin = AdminClient({"bootstrap.servers": self.address})
         for created in admin.create_topics(topics).values():
@@ -141,6 +141,7 @@ class EventProducer:
         return late_ms
 
     def end(self) -> None:
+        """End the process, which goes on for as long as its processor time is to be read."""
         self._process.terminate()
         self._process.join()
 
@@ -165,6 +166,5 @@ def _send(pipe: Connection, servers: str, topic: str, events: Events) -> None:
         producer.produce(topic, b'{"k":%d,"due":%d}' % (key, due_us), partition=key % PARTITIONS)
     producer.flush(_FLUSH_S)
     pipe.send({name: float(np.quantile(late_us, at)) / 1000 for name, at in PERCENTILES.items()})
-    # It is there until its processor time was read.
     with suppress(EOFError):
         pipe.recv()

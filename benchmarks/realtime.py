@@ -5,11 +5,12 @@
 A process sends events at a fixed rate and waits for nothing: each has the time at which it was due in its value. A query reads them,
 and sends its results to another topic, where the broker writes down when each was appended. So the latency of a result is that time
 less the time at which the newest event in it was due: the producer, the broker (twice), the query and the state are all in it, and no
-consumer has to run meanwhile. The broker's times are whole milliseconds, rounded down.
+consumer has to run meanwhile. How much of it is between the two topics is told as well. The broker's times are whole milliseconds.
 
-Each run is a new query on new topics, with an empty state that the warm-up fills. In the end every event has to be counted: the results
-are compared with Spark's own batch query over the same events, and a difference is an error. The sides take turns, run by run, in one
-session; reported are medians of the runs. All of it shares one machine: a broker and a producer elsewhere would leave more of it.
+Each run is a new query on new topics, with an empty state that the warm-up fills, once the query has begun. In the end every event has
+to be counted: the results are compared with Spark's own batch query over the same events, and a difference is an error. The sides take
+turns, run by run, in one session; reported are medians of the runs. All of it shares one machine: a broker and a producer elsewhere
+would leave more of it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -49,6 +50,8 @@ _SETTINGS = {
 _RESULT = "k LONG, n LONG, due LONG"
 #: Seconds in which all events have to be counted after the last one was sent.
 _DEADLINE_S = 120
+#: Events before all others.
+_FIRST = 100
 #: What is in the command line of a process, and what the process is called in the figures.
 _ROLES = {
     "kafka.Kafka": "broker", "DefaultWorker": "executor", "org.apache.spark": "driver", "StoreActor": "store actor",
@@ -149,6 +152,7 @@ class _Run:
         with self._kafka.topics(self._source, self._sink), self._operators() as operators:
             query = self._start(operators)
             try:
+                self._begin(query)
                 begin_us, used = self._send(query)
                 self._await_all(query)
             finally:
@@ -180,9 +184,7 @@ class _Run:
     def _send(self, query: StreamingQuery) -> tuple[int, dict[str, Any]]:
         """Have the events sent; return when the first was due, how late they were sent, and who used the measured seconds."""
         seconds = self._warm_up_s + self._measured_s
-        count = round(self._case.rate * seconds)
-        events = Events(self._case.rate, count, self._case.keys, self._workload.repeated, self._seed)
-        producer = EventProducer(self._kafka, self._source, events)
+        producer = EventProducer(self._kafka, self._source, self._events(round(self._case.rate * seconds)))
         try:
             begin_us = producer.begin_us
             self._wait(query, begin_us / 1e6 + self._warm_up_s)
@@ -193,6 +195,18 @@ class _Run:
         finally:
             producer.end()
         return begin_us, {"late_ms": late_ms, "cores": {role: used_s / passed_s for role, used_s in used.items()}}
+
+    def _events(self, count: int) -> Events:
+        return Events(self._case.rate, count, self._case.keys, self._workload.repeated, self._seed)
+
+    def _begin(self, query: StreamingQuery) -> None:
+        """Have the query count some events, so that none wait for its start."""
+        producer = EventProducer(self._kafka, self._source, self._events(_FIRST))
+        try:
+            producer.wait()
+        finally:
+            producer.end()
+        self._await_all(query)
 
     def _wait(self, query: StreamingQuery, until_s: float) -> None:
         left_s = until_s - time.time()
@@ -217,21 +231,28 @@ class _Run:
         return ends
 
     def _figures(self, since_us: int) -> dict[str, Any]:
-        """Return the latencies of results, in milliseconds, whose newest events were due since a time."""
+        """Return the latencies of results whose newest events were due since a time."""
         events = self._kafka.records(self._spark, self._source, EVENT)
         results = self._kafka.records(self._spark, self._sink, _RESULT)
         last = (F.sum if self._workload.adds_up else F.max)("n").alias("last")
         both = results.groupBy("k").agg(last).join(self._workload.query(events), "k", "full")
         wrong, keys = both.agg(F.count_if(~F.col("n").eqNullSafe(F.col("last"))), F.count("*")).collect()[0]
-        came, sent = events.count(), round(self._case.rate * (self._warm_up_s + self._measured_s))
+        came, sent = events.count(), _FIRST + round(self._case.rate * (self._warm_up_s + self._measured_s))
         if wrong or came != sent:
             raise WrongResultsError(f"{wrong} of {keys} keys have a wrong result; {sent} events were sent, {came} came")
-        took_ms = ((F.unix_micros("at") - F.col("due")) / 1000).alias("ms")
-        points = F.percentile("ms", list(PERCENTILES.values()))
-        measured = results.where(F.col("due") >= since_us).select(took_ms)
-        latencies, count = measured.agg(points, F.count("*")).collect()[0]
-        latency_ms = dict(zip(PERCENTILES, latencies, strict=True))
-        return {"latency_ms": latency_ms, "results": count, "events": sent, "keys": keys}
+        # No two events are due at the same microsecond.
+        arrived = events.select("due", F.col("at").alias("arrived"))
+        measured = results.where(F.col("due") >= since_us).join(arrived, "due")
+        at_us = F.unix_micros("at")
+        latency, between = _percentiles(at_us - F.col("due")), _percentiles(at_us - F.unix_micros("arrived"))
+        latencies, betweens, count = measured.agg(latency, between, F.count("*")).collect()[0]
+        named = {"latency_ms": latencies, "between_ms": betweens}
+        figures = {name: dict(zip(PERCENTILES, values, strict=True)) for name, values in named.items()}
+        return {**figures, "results": count, "events": sent, "keys": keys}
+
+
+def _percentiles(of_us: Column) -> Column:
+    return F.percentile(of_us / 1000, list(PERCENTILES.values()))
 
 
 def _used_s() -> Counter[str]:
@@ -255,11 +276,16 @@ def _line(name: str, cells: Sequence[str]) -> str:
 
 def _row(case: Case, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a case's figures, and print the medians."""
-    medians = {name: statistics.median(run["latency_ms"][name] for run in runs) for name in PERCENTILES}
     others = statistics.median(run["cores"]["others"] for run in runs)
-    name = f"{case.workload} {case.side}, {case.rate:,}/s, {case.keys:,} keys"
-    print(_line(name, [*(f"{value:,.0f}" for value in medians.values()), f"{others:.1f}"]), flush=True)
-    return {**vars(case), "median_ms": medians, "runs": runs}
+    row: dict[str, Any] = {**vars(case), "runs": runs}
+    titles = {
+        "latency_ms": f"{case.workload} {case.side}, {case.rate:,}/s, {case.keys:,} keys",
+        "between_ms": "  of it between the topics",
+    }
+    for figure, title in titles.items():
+        row[figure] = {name: statistics.median(run[figure][name] for run in runs) for name in PERCENTILES}
+        print(_line(title, [*(f"{value:,.0f}" for value in row[figure].values()), f"{others:.1f}"]), flush=True)
+    return row
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
