@@ -147,7 +147,10 @@ class EventProducer:
 
 
 def _send(pipe: Connection, servers: str, topic: str, events: Events) -> None:
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": _LINGER_MS, "queue.buffering.max.messages": 10**6})
+    settings = {"bootstrap.servers": servers, "linger.ms": _LINGER_MS, "queue.buffering.max.messages": 10**6}
+    # Idempotent: nothing comes twice. And no more than five requests are under way: without a bound, after a pause of the broker
+    # thousands of small ones would wait for each other, where few large ones do.
+    producer = Producer({**settings, "enable.idempotence": True})
     producer.list_topics(topic)
     keys = events.drawn()
     next(keys)
