@@ -98,10 +98,20 @@ def scratch(options: argparse.Namespace) -> Iterator[Path]:
 
 
 @contextmanager
-def session(app_name: str, options: argparse.Namespace) -> Iterator[tuple[SparkSession, Path]]:
+def session(
+    app_name: str,
+    options: argparse.Namespace,
+    executor_cores: int | None = None,
+    configs: Mapping[str, str] | None = None,
+) -> Iterator[tuple[SparkSession, Path]]:
     """Start a Spark session with one executor, and create a folder for files; both are removed afterwards."""
-    settings = {"spark.sql.shuffle.partitions": str(options.shards), **_ONE_BATCH, **_SMALL_SPLITS}
-    spark = start_session(app_name, executor_cores=cores(), executor_memory=options.executor_memory, configs=settings)
+    settings = {"spark.sql.shuffle.partitions": str(options.shards), **_ONE_BATCH, **_SMALL_SPLITS, **(configs or {})}
+    spark = start_session(
+        app_name,
+        executor_cores=executor_cores or cores(),
+        executor_memory=options.executor_memory,
+        configs=settings,
+    )
     # Some of the queries measure unbounded state, on every side.
     warnings.filterwarnings("ignore", category=UnboundedStateWarning)
     with scratch(options) as root:

@@ -75,6 +75,8 @@ def spark_environment() -> Iterator[None]:
         PYTHONPATH=_with_first("PYTHONPATH", str(Path(__file__).resolve().parents[2])),
         # A new local cluster needs no idle workers: actors have their own.
         RAY_prestart_worker_first_driver="0",
+        # Ray has workers give way to all other programs of the machine (15): executors and store actors would wait for them.
+        RAY_worker_niceness=os.environ.get("RAY_worker_niceness", "0"),  # noqa: SIM112 - Ray's own name
     ):
         yield
 

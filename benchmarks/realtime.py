@@ -1,0 +1,334 @@
+"""The latency of stateful queries with Kafka in front and behind: of continuous queries, of micro-batches, and of Spark's own store.
+
+``python -m benchmarks.realtime``; ``--sides``, ``--workloads``, ``--rates`` and ``--keys`` choose
+
+A process sends events at a fixed rate and waits for nothing: each has the time at which it was due in its value. A query reads them,
+and sends its results to another topic, where the broker writes down when each was appended. So the latency of a result is that time
+less the time at which the newest event in it was due: the producer, the broker (twice), the query and the state are all in it, and no
+consumer has to run meanwhile. How much of it is between the two topics is told as well. The broker's times are whole milliseconds.
+
+Each run is a new query on new topics, with an empty state that the warm-up fills, once the query has begun. In the end every event has
+to be counted: the results are compared with Spark's own batch query over the same events, and a difference is an error. The sides take
+turns, run by run, in one session; reported are medians of the runs. All of it shares one machine: a broker and a producer elsewhere
+would leave more of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from benchmarks.harness import SPARK_STORES, add_files, cores, in_turn, report_json, session, some_of
+from benchmarks.kafka import EVENT, PARTITIONS, PERCENTILES, EventProducer, Events, Kafka, broker
+from spark_jobs.page_hits import PACKAGE
+from spark_jobs.session.settings import SETTINGS
+from statefleet.fleet import connect
+
+#: Each partition of the source keeps a core of a continuous query's for as long as it runs.
+_EXECUTOR_CORES = PARTITIONS + 1
+_SETTINGS = {
+    "spark.jars.packages": PACKAGE,
+    "spark.ray.log4j.config.file.name": SETTINGS["spark.log4j.config.file.name"].value,
+    # How often a task asks which epoch it is; by default each 100 ms, for which a shard holds back the rows of the others.
+    "spark.sql.streaming.continuous.executorPollIntervalMs": "10",
+}
+_RESULT = "k LONG, n LONG, due LONG"
+#: Seconds in which all events have to be counted after the last one was sent.
+_DEADLINE_S = 120
+#: Events before all others.
+_FIRST = 100
+#: What is in the command line of a process, and what the process is called in the figures.
+_ROLES = {
+    "kafka.Kafka": "broker", "DefaultWorker": "executor", "org.apache.spark": "driver", "StoreActor": "store actor",
+    "spawn_main": "producer",
+}  # fmt: skip
+
+
+class WrongResultsError(Exception):
+    """Results are not those of the events that were sent, or did not come in time."""
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A stateful query over events ``k, due``, whose results are ``k, n, due``.
+
+    Attributes
+    ----------
+    query
+        Is given a frame, whose operators may be those of a fleet.
+    repeated
+        Of its events; see :class:`~benchmarks.kafka.Events`.
+    adds_up
+        Whether the sum of ``n`` of all results of a key has to be right in the end, and not its largest.
+    """
+
+    query: Callable[[Any], DataFrame]
+    repeated: float | None = None
+    adds_up: bool = False
+
+
+WORKLOADS = {
+    "count": Workload(lambda events: events.groupBy("k").agg(F.count("*").alias("n"), F.max("due").alias("due"))),
+    # Of keys that are drawn out of some, hardly one would be new after a while.
+    "deduplicate": Workload(
+        lambda events: events.dropDuplicates(["k"]).select("k", F.lit(1).alias("n"), "due"),
+        repeated=0.1,
+        adds_up=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a query runs: on a fleet or not, by which trigger, and with which settings."""
+
+    is_fleet: bool
+    trigger: Mapping[str, str]
+    settings: Mapping[str, str]
+
+
+_AT_ONCE = {"processingTime": "0 seconds"}
+SIDES = {
+    "continuous": Side(True, {"continuous": "1 second"}, {}),
+    "batches": Side(True, _AT_ONCE, {}),
+    "rocksdb": Side(False, _AT_ONCE, SPARK_STORES["rocksdb"]),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured some times: a workload on a side, with a number of keys, at a rate in events a second."""
+
+    workload: str
+    side: str
+    rate: int
+    keys: int
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """A case, measured once: a query, whose state, topics and checkpoint are its own."""
+
+    def __init__(
+        self, spark: SparkSession, kafka: Kafka, root: Path, case: Case, number: int, options: argparse.Namespace
+    ) -> None:
+        self._spark, self._kafka, self._case, self._seed = spark, kafka, case, number
+        self._workload, self._side = WORKLOADS[case.workload], SIDES[case.side]
+        self._name = f"{case.workload}-{case.side}-{case.rate}-{case.keys}-{number}"
+        self._source, self._sink = f"{self._name}-in", f"{self._name}-out"
+        self._folder = root / self._name
+        self._warm_up_s, self._measured_s = options.warm_up, options.seconds
+
+    def measure(self) -> dict[str, Any]:
+        """Return the figures.
+
+        Raises
+        ------
+        WrongResultsError
+            Not every event was counted once.
+        pyspark.errors.StreamingQueryException
+            The query failed.
+        """
+        with self._kafka.topics(self._source, self._sink), self._operators() as operators:
+            query = self._start(operators)
+            try:
+                self._begin(query)
+                begin_us, used = self._send(query)
+                self._await_all(query)
+            finally:
+                query.stop()
+            return {**used, **self._figures(begin_us + int(self._warm_up_s * 1e6))}
+
+    @contextmanager
+    def _operators(self) -> Iterator[Callable[[DataFrame], Any]]:
+        """What gives a frame the side's operators."""
+        if not self._side.is_fleet:
+            yield lambda frame: frame
+            return
+        fleet = connect(f"file://{self._folder}/fleet")
+        try:
+            yield lambda frame: fleet.stateful(frame, name=self._case.workload, shards=PARTITIONS)
+        finally:
+            fleet.shutdown()
+
+    def _start(self, operators: Callable[[DataFrame], Any]) -> StreamingQuery:
+        for key, value in self._side.settings.items():
+            self._spark.conf.set(key, value)
+        events = self._kafka.records(self._spark, self._source, EVENT, is_stream=True).drop("at")
+        results = self._workload.query(operators(events)).select(F.to_json(F.struct("k", "n", "due")).alias("value"))
+        writer = results.writeStream.format("kafka").option("kafka.bootstrap.servers", self._kafka.address)
+        writer = writer.option("topic", self._sink).option("kafka.linger.ms", "0").outputMode("update")
+        writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
+        return writer.trigger(**self._side.trigger).start()
+
+    def _send(self, query: StreamingQuery) -> tuple[int, dict[str, Any]]:
+        """Have the events sent; return when the first was due, how late they were sent, and who used the measured seconds."""
+        seconds = self._warm_up_s + self._measured_s
+        producer = EventProducer(self._kafka, self._source, self._events(round(self._case.rate * seconds)))
+        try:
+            begin_us = producer.begin_us
+            self._wait(query, begin_us / 1e6 + self._warm_up_s)
+            before, since = _used_s(), time.monotonic()
+            self._wait(query, begin_us / 1e6 + seconds)
+            used, passed_s = _used_s() - before, time.monotonic() - since
+            late_ms = producer.wait()
+        finally:
+            producer.end()
+        return begin_us, {"late_ms": late_ms, "cores": {role: used_s / passed_s for role, used_s in used.items()}}
+
+    def _events(self, count: int) -> Events:
+        return Events(self._case.rate, count, self._case.keys, self._workload.repeated, self._seed)
+
+    def _begin(self, query: StreamingQuery) -> None:
+        """Have the query count some events, so that none wait for its start."""
+        producer = EventProducer(self._kafka, self._source, self._events(_FIRST))
+        try:
+            producer.wait()
+        finally:
+            producer.end()
+        self._await_all(query)
+
+    def _wait(self, query: StreamingQuery, until_s: float) -> None:
+        left_s = until_s - time.time()
+        if left_s > 0 and query.awaitTermination(max(1, round(left_s))):
+            raise WrongResultsError("the query ended before the events")
+
+    def _await_all(self, query: StreamingQuery) -> None:
+        """Wait until Spark's commit log has all events."""
+        ends, deadline = self._kafka.ends(self._source), time.monotonic() + _DEADLINE_S
+        while (counted := self._counted()) != ends:
+            if time.monotonic() > deadline or query.awaitTermination(1):
+                raise WrongResultsError(f"events were sent up to {ends}, and counted up to {counted}")
+
+    def _counted(self) -> dict[str, int]:
+        """Return the offset at the end of the last epoch or batch in Spark's commit log, by partition; empty without any."""
+        checkpoint = self._folder / "checkpoint"
+        logged = [int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")]
+        if not logged:
+            return {}
+        lines = (checkpoint / "offsets" / str(max(logged))).read_text().splitlines()
+        ends: dict[str, int] = json.loads(lines[-1])[self._source]
+        return ends
+
+    def _figures(self, since_us: int) -> dict[str, Any]:
+        """Return the latencies of results whose newest events were due since a time."""
+        events = self._kafka.records(self._spark, self._source, EVENT)
+        results = self._kafka.records(self._spark, self._sink, _RESULT)
+        last = (F.sum if self._workload.adds_up else F.max)("n").alias("last")
+        both = results.groupBy("k").agg(last).join(self._workload.query(events), "k", "full")
+        wrong, keys = both.agg(F.count_if(~F.col("n").eqNullSafe(F.col("last"))), F.count("*")).collect()[0]
+        came, sent = events.count(), _FIRST + round(self._case.rate * (self._warm_up_s + self._measured_s))
+        if wrong or came != sent:
+            raise WrongResultsError(f"{wrong} of {keys} keys have a wrong result; {sent} events were sent, {came} came")
+        # No two events are due at the same microsecond.
+        arrived = events.select("due", F.col("at").alias("arrived"))
+        measured = results.where(F.col("due") >= since_us).join(arrived, "due")
+        at_us = F.unix_micros("at")
+        latency, between = _percentiles(at_us - F.col("due")), _percentiles(at_us - F.unix_micros("arrived"))
+        latencies, betweens, count = measured.agg(latency, between, F.count("*")).collect()[0]
+        named = {"latency_ms": latencies, "between_ms": betweens}
+        figures = {name: dict(zip(PERCENTILES, values, strict=True)) for name, values in named.items()}
+        return {**figures, "results": count, "events": sent, "keys": keys}
+
+
+def _percentiles(of_us: Column) -> Column:
+    return F.percentile(of_us / 1000, list(PERCENTILES.values()))
+
+
+def _used_s() -> Counter[str]:
+    """Return the processor seconds that this benchmark's processes have used, by what they are, and that all others have."""
+    used: Counter[str] = Counter()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            command, times = " ".join(process.cmdline()), process.cpu_times()
+            used[next((role for part, role in _ROLES.items() if part in command), "rest")] += times.user + times.system
+    machine = psutil.cpu_times()
+    used["others"] = sum(machine) - machine.idle - machine.iowait - used.total()
+    return used
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"{name:<46}" + "".join(f"{cell:>9}" for cell in cells)
+
+
+def _row(case: Case, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a case's figures, and print the medians."""
+    others = statistics.median(run["cores"]["others"] for run in runs)
+    row: dict[str, Any] = {**vars(case), "runs": runs}
+    titles = {
+        "latency_ms": f"{case.workload} {case.side}, {case.rate:,}/s, {case.keys:,} keys",
+        "between_ms": "  of it between the topics",
+    }
+    for figure, title in titles.items():
+        row[figure] = {name: statistics.median(run[figure][name] for run in runs) for name in PERCENTILES}
+        print(_line(title, [*(f"{value:,.0f}" for value in row[figure].values()), f"{others:.1f}"]), flush=True)
+    return row
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.realtime", description=(__doc__ or "").split("\n")[0])
+    for noun, names in (("side", SIDES), ("workload", WORKLOADS)):
+        choices = ",".join(names)
+        parser.add_argument(f"--{noun}s", type=some_of(noun, names), default=list(names), help=f"some of {choices}")
+    parser.add_argument("--rates", type=int, nargs="+", default=[1000, 30_000], help="events a second (%(default)s)")
+    parser.add_argument("--keys", type=int, nargs="+", default=[100_000, 1_000_000], help="keys (%(default)s)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each (%(default)s)")
+    parser.add_argument("--warm-up", type=float, default=60, help="seconds before those measured (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=120, help="measured seconds of a run (%(default)s)")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a broker (default: one of this checkout's tests)")
+    parser.add_argument("--executor-memory", default="2g", help="of the Spark executor (%(default)s)")
+    add_files(parser)
+    parser.set_defaults(shards=PARTITIONS, json=Path(__file__).parents[1] / "build" / "bench" / "realtime.json")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure all cases; return the exit code."""
+    options = _parse(argv)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    with (
+        session("statefleet-realtime", options, _EXECUTOR_CORES, _SETTINGS) as (spark, root),
+        broker(options.kafka, root) as kafka,
+    ):
+        print(_line("medians, in milliseconds", [*PERCENTILES, "others"]), flush=True)
+        for workload, rate, keys in product(options.workloads, options.rates, options.keys):
+            cases = [Case(workload, side, rate, keys) for side in options.sides]
+            runs: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
+            for number in range(options.runs):
+                for case in in_turn(cases, number):
+                    runs[case].append(_Run(spark, kafka, root, case, number, options).measure())
+            rows += [_row(case, runs[case]) for case in cases]
+            # After each comparison: a command that is killed has given those before.
+            report_json(options, warm_up_s=options.warm_up, measured_s=options.seconds, rows=rows)
+    print(
+        f"\n{cores()} cores for all of it, of which processes of `others` used that many; all figures: {options.json}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
