@@ -165,6 +165,27 @@ def test_a_running_query_is_rescaled_between_epochs(
     assert {row["k"]: row["n"] for row in rows} == read_by(folder, epoch)
 
 
+@pytest.mark.parametrize("lost", ["commits", "commits and offsets"])
+def test_an_epoch_that_counts_is_in_sparks_logs_after_the_next_start(
+    lost: str, spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    """The driver ends after an epoch counts, and before Spark's logs have it."""
+    counts = fleet.stateful(rate(spark), name=name).groupBy("k").agg(F.count("*").alias("n"))
+    folder = tmp_path / "checkpoint"
+    run_for(started(counts, folder), folder, 3)
+    epoch = committed(folder)
+    read = read_by(folder, epoch)
+    for log in lost.split(" and "):
+        for file in (folder / log).glob(f"*{epoch}*"):
+            file.unlink()
+    run_for(started(counts, folder), folder, 3)
+    assert read_by(folder, epoch) == read
+    last = committed(folder)
+    rows = fleet.state(name).at(last + 1).scan().to_arrow().to_pylist()
+    assert last > epoch
+    assert {row["k"]: row["n"] for row in rows} == read_by(folder, last)
+
+
 def test_a_caller_waits_for_all_rows_that_are_there(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
