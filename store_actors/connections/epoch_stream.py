@@ -206,6 +206,7 @@ class EpochStream:
             elif kind[0] == _MARKER:
                 epoch, watermark_ms, longest_ns, shards = _MARKER_HEAD.unpack(_read(source, _MARKER_HEAD.size))
                 self.metrics.latency_s = longest_ns / 1e9
+                marked = []
                 for _ in range(shards):
                     shard, rows = _SHARD_ROWS.unpack(_read(source, _SHARD_ROWS.size))
                     if shard not in self.shards:
@@ -213,6 +214,10 @@ class EpochStream:
                     self.shards[shard].mark(
                         Marker(self.task, epoch, rows, watermark_ms), _Answer(0, send, self.result_format, epoch)
                     )
+                    marked.append(self.shards[shard])
+                # All are answered first: the task goes on meanwhile.
+                for shard_to_seal in marked:
+                    shard_to_seal.seal()
             else:
                 raise ValueError(f"malformed frame: its kind is {kind[0]}")
 

@@ -180,7 +180,7 @@ class EpochShard:
                     self._fold(piece)
 
     def mark(self, marker: Marker, answer: Answer) -> None:
-        """Take the end of a task's epoch; if it is the last one of the epoch, the epoch is sealed.
+        """Take the end of a task's epoch; :meth:`seal` follows.
 
         Parameters
         ----------
@@ -200,6 +200,12 @@ class EpochShard:
                     self._unanswered[marker.task] = answer
                 else:
                     answer(None)
+
+    def seal(self) -> None:
+        """Seal the epoch if it has the markers of all tasks; errors as of :meth:`take`."""
+        with self._partition.lock:
+            self.check()
+            with self._failing():
                 self._seal_if_due()
 
     def end(self, reason: str, *, fenced: bool = False) -> None:

@@ -163,3 +163,5 @@ def _take(connection: Connection, shards: Mapping[int, Any], task: int) -> None:
 
             for shard, rows in rows_by_shard.items():
                 shards[shard].mark(Marker(task, epoch, rows), end)
+            for shard in rows_by_shard:
+                shards[shard].seal()

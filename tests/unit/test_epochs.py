@@ -93,6 +93,7 @@ class EpochMachine(RuleBasedStateMachine):
         if not self.may_mark(task):
             return
         self.shard.mark(Marker(task, self.epochs[task], self.sent[task]), lambda _: None)
+        self.shard.seal()
         self.epochs[task] += 1
         self.sent[task] = 0
         if all(epoch > self.epoch for epoch in self.epochs):
@@ -146,6 +147,7 @@ class EpochMachine(RuleBasedStateMachine):
             for task in range(TASKS):
                 if self.epochs[task] == self.epoch:
                     self.shard.mark(Marker(task, self.epoch, self.sent[task]), lambda _: None)
+                    self.shard.seal()
                     self.epochs[task] += 1
                     self.sent[task] = 0
 
