@@ -29,7 +29,7 @@ from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
 from tests.simulation.keyed import KeyedWorkload, Workload
 from tests.simulation.reading import Reader
 from tests.simulation.rescaling import NUMBERS, RescaledWorkload
-from tests.simulation.scheduler import Party, Scheduler, Violation
+from tests.simulation.scheduler import NoEndError, Party, Scheduler, Violation
 from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
 from tests.simulation.storage import RememberedObjects, SimulatedObjects
 from tests.simulation.workload import AggregationWorkload
@@ -94,6 +94,11 @@ class Outcome:
     #: Of the command that runs it again.
     options: str = ""
 
+    @property
+    def broke_a_promise(self) -> bool:
+        """Whether an invariant was broken; an endless schedule alone is no proof of a bug."""
+        return not (self.error is None or isinstance(self.error, NoEndError))
+
     def report(self) -> str:
         """Return the trace and how to see it again."""
         lines = [f"{step:6} {who:14} {text}" for step, who, text in self.trace]
@@ -104,6 +109,10 @@ class Outcome:
                 f"again: python -m tests.simulation --seed {self.seed}{self.options}",
             ]
         )
+
+
+def kinds_of(faults: Counter[str]) -> set[str]:
+    return {kind.partition(".")[0] for kind in faults}
 
 
 class World:

@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.continuous_world import run_continuous
 from tests.simulation.planted import planted_of
 from tests.simulation.planted_epochs import EPOCH_BUGS, EPOCH_HARMLESS, EPOCH_WITH
-from tests.unit.test_simulation import is_found, kinds
+from tests.simulation.world import kinds_of
 
 
 def test_a_seed_is_a_schedule_of_a_continuous_query() -> None:
@@ -24,7 +24,7 @@ def test_every_epoch_counts_each_row_once_and_its_results_are_emitted_before() -
         outcome = run_continuous(seed)
         assert outcome.error is None, outcome.report()
         faults += outcome.faults
-    assert kinds(faults) >= {
+    assert kinds_of(faults) >= {
         "kill", "message", "pause", "read", "rescale_asked", "storage", "task_lost", "tasks_run_again", "zombie"
     }  # fmt: skip
     assert faults["task_lost"] > 100
@@ -34,7 +34,8 @@ def test_every_epoch_counts_each_row_once_and_its_results_are_emitted_before() -
 def test_a_planted_bug_is_found_and_nothing_without_it(bug: str) -> None:
     schedules, first = EPOCH_BUGS[bug].schedules, EPOCH_BUGS[bug].first
     with planted_of(bug, {**EPOCH_BUGS, **EPOCH_HARMLESS}, EPOCH_WITH):
-        seed = next((seed for seed in range(first, first + 100) if is_found(run_continuous(seed, **schedules))), None)
+        seeds = range(first, first + 100)
+        seed = next((seed for seed in seeds if run_continuous(seed, **schedules).broke_a_promise), None)
     assert seed is not None
     # The very same schedules without the bug: nothing breaks, and each comes to its end.
     for sound in {first, seed}:
