@@ -95,7 +95,8 @@ class FedFleet:
             "name": name, "query_id": f"id-{name}", "run_id": "3f2a9c0011223344", "output_mode": "update", "num_shards": shards,
             "active": True, "version": 100, "batch_id": 99, "watermark_ms": now_ms() - 600_000, "rows_per_second": 0.0,
             "state_rows": 0, "state_bytes": 0, "locality": 0.99, "rows_late": 0, "last_commit_ms": now_ms(), "epoch": 7,
-            "batches": [], "refusals": [], "slow_batches": [], "shards": [self._shard(number) for number in range(shards)],
+            "is_continuous": False, "batches": [], "refusals": [], "slow_batches": [],
+            "shards": [self._shard(number) for number in range(shards)],
         }  # fmt: skip
 
     def _shard(self, number: int) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class FedFleet:
             "apply_total_ms": 40, "write_total_ms": 60, "last_shard": last["partition_id"],
             **{moment: last[moment] for moment in ("asked_ms", "leased_ms", "begun_ms", "apply_ms", "write_ms", "counted_ms")},
         }  # fmt: skip
-        batch["phases"] = phases(batch)
+        batch |= {"phases": phases(batch), "waited_ms": 8 + version % 2 if query["is_continuous"] else None}
         self.queries[name] = {
             **query, "shards": shards, "version": version, "batch_id": version - 1, "last_commit_ms": end,
             "watermark_ms": end - 600_000, "rows_per_second": rows_in * skew,

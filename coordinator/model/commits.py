@@ -58,6 +58,8 @@ class CommitEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     restore_ms: int = 0
     load_bytes: int = 0
     failures: Mapping[str, int] = msgspec.field(default_factory=dict)
+    #: Of an epoch of a continuous query, the longest that a row of its tasks waited, from its task to its answer. Not recorded.
+    waited_ms: int | None = None
 
     @property
     def shard(self) -> ShardKey:
@@ -69,7 +71,9 @@ class CommitEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     def recorded(self) -> CommitEntry:
         """Return the commit without the fields that are not recorded."""
-        return structs.replace(self, apply_ms=0, write_ms=0, restore_ms=0, load_bytes=0, failures=_NOTHING)
+        return structs.replace(
+            self, apply_ms=0, write_ms=0, restore_ms=0, load_bytes=0, failures=_NOTHING, waited_ms=None
+        )
 
     def share_values(self) -> CommitEntry:
         """Replace texts and empty mappings by equal ones that commits have in common, and return this commit.

@@ -82,7 +82,7 @@ def query_status(
 
     ``version`` and ``watermark_ms`` are those of the newest version that every shard has. ``rows_per_second`` is over the last few
     batches. ``locality`` is the share of state operations since the coordinator started whose task ran on the node of its shard. Each
-    is None where it is not known yet.
+    is None where it is not known yet. ``is_continuous`` says that the batches are epochs of a continuous query.
 
     Parameters
     ----------
@@ -107,6 +107,8 @@ def query_status(
         "branch_of": None if ledger.origin is None else {"state": ledger.origin[0], "version": ledger.origin[1]},
         "num_shards": layout.num_shards,
         "batch_id": version - 1 if version else None,
+        # Batches that follow epochs are finished beyond the last one.
+        "is_continuous": ledger.epoch_end is not None and ledger.epoch_end[0] + 1 >= ledger.finished,
         "version": version,
         "watermark_ms": stats.watermark_ms,
         "rows_per_second": _rows_per_second(batches),
@@ -215,6 +217,8 @@ def _batch(batch: _Batch, first_partition: int, record: StateRecord) -> dict[str
         "state_rows": stats.total("state_rows"),
         "state_bytes": stats.total("state_bytes"),
         "watermark_ms": stats.watermark_ms,
+        # Every shard has what the tasks told all of them.
+        "waited_ms": last.waited_ms,
         "apply_total_ms": stats.total("apply_ms") if is_known else None,
         "write_total_ms": stats.total("write_ms") if is_known else None,
         "last_shard": last.partition_id - first_partition,

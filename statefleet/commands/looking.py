@@ -122,7 +122,7 @@ def queries(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJ
         (
             query["query_id"][:8] or None,
             query["name"],
-            query["active"],
+            "continuously" if query["active"] and query["is_continuous"] else query["active"],
             None if query["batch_id"] is None else str(query["batch_id"]),
             time_text(query["watermark_ms"]),
             query["rows_per_second"],

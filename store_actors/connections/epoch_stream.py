@@ -213,7 +213,8 @@ class EpochStream:
                     shard, rows = _SHARD_ROWS.unpack(_read(source, _SHARD_ROWS.size))
                     if shard not in self.shards:
                         raise ValueError(f"malformed marker: it is of shard {shard}")
-                    self.shards[shard].mark(Marker(self.number, epoch, rows, watermark_ms), self.task)
+                    marker = Marker(self.number, epoch, rows, watermark_ms, -(-longest_ns // 10**6))
+                    self.shards[shard].mark(marker, self.task)
                     marked.append(self.shards[shard])
                 # All are answered first: the task goes on meanwhile.
                 for shard_to_seal in marked:

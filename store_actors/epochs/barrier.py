@@ -32,12 +32,15 @@ class Marker:
         Rows that the task sent the shard in the epoch.
     watermark_ms
         The watermark by the rows that the task has read in the run, in milliseconds since the epoch; :data:`NEVER_MS` without any.
+    waited_ms
+        The longest that a row of the task waited for its answer in the epoch.
     """
 
     task: int
     epoch: int
     rows: int
     watermark_ms: int = NEVER_MS
+    waited_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -52,11 +55,14 @@ class Barrier(Generic[Piece]):
         The epoch whose pieces are taken.
     watermark_ms
         The watermark by the rows of all tasks, up to the epoch before.
+    waited_ms
+        The longest that a row waited for its answer in the epoch before.
     """
 
     tasks: int
     epoch: int
     watermark_ms: int = NEVER_MS
+    waited_ms: int = 0
     _markers: dict[int, Marker] = field(default_factory=dict)
     _rows: dict[int, int] = field(default_factory=dict)
     _held: list[tuple[int, int, Piece]] = field(default_factory=list)
@@ -117,6 +123,7 @@ class Barrier(Generic[Piece]):
         """
         assert len(self._markers) == self.tasks, "an epoch ends with the markers of all tasks"
         self.watermark_ms = max([self.watermark_ms, *(marker.watermark_ms for marker in self._markers.values())])
+        self.waited_ms = max(marker.waited_ms for marker in self._markers.values())
         self.epoch += 1
         self._markers, self._rows = {}, {}
         held, self._held = self._held, []

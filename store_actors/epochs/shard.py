@@ -316,6 +316,7 @@ class EpochShard:
         transaction = _SealedVersion(
             self, self._partition, self._task, self.lease, {DEFAULT_STORE: partial(self._sealed, watermarks)}
         )
+        transaction.waited_ms = self._barrier.waited_ms
         prepared = self._partitions.commits.prepare(transaction)
         if self._folding.emits_at_seal and self._sink_task is not None:
             self._sink_task.emit(emitted_at_seal(self._shard, transaction.change), None)

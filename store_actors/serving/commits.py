@@ -83,7 +83,14 @@ class Transaction:
     ----------
     partition
         The partition. The caller has its lock until the transaction has ended.
+
+    Attributes
+    ----------
+    waited_ms
+        As of a commit.
     """
+
+    waited_ms: int | None = None
 
     def __init__(self, partition: Partition, task: TaskIdentity, lease: Lease, writes: Mapping[str, Write]) -> None:
         self.partition, self.task, self.lease = partition, task, lease
@@ -274,6 +281,7 @@ class Commits:
             "restore_ms": lineage.restore_ms,
             "load_bytes": lineage.load_bytes,
             "failures": dict(lineage.failures),
+            "waited_ms": transaction.waited_ms,
         }
         return Prepared(attempt_id, made_at_ms, lineage.attempt_of(base), facts)
 

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 import statefleet as sf
 from statefleet.reads.state import LiveState
 from tests.clocks import until
-from tests.code_blocks import blocks_of
+from tests.code_blocks import Block, blocks_of
 from tests.conftest import NewUri
 from tests.connectors.topics import read_records, send_json
 from tests.integration.streams import stopping
@@ -29,13 +29,6 @@ from tests.page_programs import run_blocks
 NOON = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
 CARDS = 5
 Totals = dict[tuple[str, str], tuple[int, int]]
-QUERY = (
-    "tests/connectors/test_real_time_page.py::"
-    "test_the_program_of_the_page_runs_and_its_query_goes_to_micro_batches_and_back"
-)
-FOLLOWER = (
-    "tests/connectors/test_real_time_page.py::test_a_follower_that_dies_between_any_two_steps_sends_each_change_once"
-)
 
 
 def payments(numbers: range) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -53,6 +46,14 @@ def totals(numbers: range) -> Totals:
         count, amount = found.get(group, (0, 0))
         found[group] = count + 1, amount + number
     return found
+
+
+def query_blocks() -> list[Block]:
+    """Return the page's program whose query runs."""
+    return blocks_of(
+        "tests/connectors/test_real_time_page.py::"
+        "test_the_program_of_the_page_runs_and_its_query_goes_to_micro_batches_and_back"
+    )
 
 
 def newest(spark: SparkSession, broker: KafkaBroker) -> Totals:
@@ -94,7 +95,7 @@ def test_the_program_of_the_page_runs_and_its_query_goes_to_micro_batches_and_ba
         until(lambda: query.exception() or newest(spark, broker) == totals(range(end)), within_s=120, every_s=0.5)
         assert query.exception() is None
 
-    run_blocks(blocks_of(QUERY), scope, replacements)
+    run_blocks(query_blocks(), scope, replacements)
     with stopping(scope["query"]) as query:
         comes(query)
         comes(query)
@@ -170,7 +171,13 @@ class Followers:
         self._monkeypatch.setattr(confluent_kafka, "Producer", mortal)
         scope: dict[str, Any] = {"__name__": "__main__", "passes": iter(range(passes))}
         try:
-            run_blocks(blocks_of(FOLLOWER), scope, self._places | {"while True:": "for _ in passes:"})
+            run_blocks(
+                blocks_of(
+                    "tests/connectors/test_real_time_page.py::test_a_follower_that_dies_between_any_two_steps_sends_each_change_once"
+                ),
+                scope,
+                self._places | {"while True:": "for _ in passes:"},
+            )
         except Died:
             assert death is not None
         else:
@@ -225,7 +232,7 @@ def test_a_follower_that_dies_between_any_two_steps_sends_each_change_once(
         '"topic", "spent"': '"topic", "once-early"',
     }
     query: dict[str, Any] = {"__name__": "__main__"}
-    run_blocks(blocks_of(QUERY), query, places)
+    run_blocks(query_blocks(), query, places)
     state = fleet.state("spent")
     ends = iter(range(20, 1000, 20))
 

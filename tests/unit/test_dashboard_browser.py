@@ -264,6 +264,22 @@ def test_charts_that_an_operator_lacks_are_hidden_and_a_slow_first_batch_leaves_
         expect(page.locator(".timeline .num", has_text=re.compile(r"· 1 row$"))).to_have_count(1)
 
 
+def test_a_continuous_query_is_told_by_its_epochs_and_how_long_rows_wait(page: Page) -> None:
+    fleet = FedFleet(2, 4)
+    fleet.queries["query-00"]["is_continuous"] = True
+    with served(fleet.status) as url:
+        page.goto(url)
+        expect(page.locator("tr", has_text="query-00").first).to_contain_text(
+            re.compile(r"runs continuously, rows wait [89] ms at most")
+        )
+        expect(page.locator("tr", has_text="query-01").first).to_contain_text("running")
+        page.goto(f"{url}#/queries/query-00")
+        expect(page.get_by_role("heading", name="Newest epochs")).to_be_visible()
+        expect(page.get_by_text("Epoch, version")).to_be_visible()
+        expect(page.locator(".chart:visible", has_text="Longest wait of a row")).to_contain_text(re.compile("[89] ms"))
+        expect(page.get_by_text("Time of a batch")).to_be_hidden()
+
+
 def test_a_key_is_looked_up_and_what_does_not_fit_is_said(page: Page) -> None:
     with served(FedFleet(2, 4, names=["clicks", "profiles"]).status) as url:
         page.goto(f"{url}#/state/clicks")

@@ -303,3 +303,12 @@ def test_the_watermark_is_the_latest_of_all_tasks_and_never_goes_back() -> None:
         barrier.mark(Marker(1, barrier.epoch, 0, second))
         barrier.next_epoch()
         assert barrier.watermark_ms == expected
+
+
+def test_the_longest_wait_of_an_epoch_is_that_of_all_tasks_in_it() -> None:
+    barrier = Barrier[Any](2, 0)
+    for first, second in [(5, 7), (3, 2)]:
+        barrier.mark(Marker(0, barrier.epoch, 0, waited_ms=first))
+        barrier.mark(Marker(1, barrier.epoch, 0, waited_ms=second))
+        barrier.next_epoch()
+        assert barrier.waited_ms == max(first, second)

@@ -47,6 +47,18 @@ async def test_a_query_is_reported_as_it_is_now() -> None:
     assert not (await coordinator.query())["active"]
 
 
+async def test_a_query_is_reported_as_continuous_until_batches_follow_its_epochs() -> None:
+    coordinator = polled()
+    for epoch in range(2):
+        await coordinator.batch(batch=epoch)
+        assert (await coordinator.query())["is_continuous"] == (epoch > 0)
+        await coordinator.end_epoch(task("run-1", epoch), range(SHARDS), "[3]")
+        assert (await coordinator.query())["is_continuous"]
+    await coordinator.batch(batch=2)
+    await coordinator.batch_finished([METADATA.state_name], "run-1", 2, 0)
+    assert not (await coordinator.query())["is_continuous"]
+
+
 async def test_a_batch_is_reported_with_its_times_in_order() -> None:
     coordinator = polled()
     await coordinator.batch()

@@ -92,6 +92,7 @@ function drawTiles(tiles) {
 export function stateText(query) {
   if (!query.active) return ["stopped", "soft"];
   if (query.running?.is_overdue) return [`batch ${f.count(query.running.batch_id)} runs for ${f.duration(query.running.running_ms)}`, "bad"];
+  if (query.is_continuous) return [`runs continuously, rows wait ${f.duration(query.batches.findLast((one) => one.waited_ms !== null)?.waited_ms)} at most`, "good"];
   return query.running ? [`running, batch ${f.count(query.running.batch_id)} for ${f.duration(query.running.running_ms)}`, "good"] : ["running", "good"];
 }
 

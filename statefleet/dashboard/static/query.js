@@ -18,21 +18,24 @@ export function queryView(name) {
   const overdue = h("p", { class: "bad", role: "status", hidden: true });
   const charts = [
     chart("Rows a second", "s1", f.brief, (batch, before) => rate(batch, before)),
-    chart("Time of a batch", "s2", f.duration, (batch) => (batch.planned_ms === null ? null : total(batch))),
+    chart("Time of a batch", "s2", f.duration, (batch) => (batch.planned_ms === null ? null : total(batch)), (query) => !query.is_continuous),
+    chart("Longest wait of a row", "s2", f.duration, (batch) => batch.waited_ms, (query) => query.is_continuous),
     chart("State rows", "s3", f.brief, (batch) => batch.state_rows),
     chart("State bytes", "s4", f.bytes, (batch) => batch.state_bytes),
     chart("Behind by event time", "s5", f.duration, (batch) => (batch.watermark_ms > 0 ? at(batch) - batch.watermark_ms : null), (query) => query.watermark_ms !== null),
     chart("Late rows", "s6", f.count, (batch) => batch.rows_late, (query) => query.watermark_ms !== null),
   ];
+  const newest = h("h2", { class: "head" });
+  const time = h("h2", { id: "time-title" });
   const timeline = h("div", { class: "timeline" });
   const list = h("ol", { class: "log" });
   const happened = h("section", { class: "card", "aria-labelledby": "happened-title" }, h("h2", { class: "head", id: "happened-title" }, "Slow batches and refusals"), list);
   const body = h("tbody");
   const head = ["shard", "store actor", "executor", "version", "epoch", "rows", "bytes", "rows in", "apply", "write", "locality"];
   const rest = h("div", { class: "view" },
-    h("section", { class: "card" }, h("h2", { class: "head" }, "Newest batches"), h("div", { class: "charts" }, charts.map((one) => one.element))),
+    h("section", { class: "card" }, newest, h("div", { class: "charts" }, charts.map((one) => one.element))),
     h("section", { class: "card", "aria-labelledby": "time-title" },
-      h("div", { class: "head" }, h("h2", { id: "time-title" }, "Where the time of a batch goes"), legend()), timeline,
+      h("div", { class: "head" }, time, legend()), timeline,
       h("p", { class: "soft small" }, "Of the shard that was counted last, which the others were waited for with. Spark's part and the exchange cannot be told apart from here; commits before the coordinator started have no times.")),
     happened,
     h("section", { class: "card" }, h("h2", { class: "head" }, "Shards"), h("div", { class: "scroll" }, h("table", {},
@@ -48,6 +51,8 @@ export function queryView(name) {
     overdue.hidden = !query.running?.is_overdue;
     setText(overdue, query.running?.text ?? "");
     drawFacts(facts, query);
+    setText(newest, query.is_continuous ? "Newest epochs" : "Newest batches");
+    setText(time, query.is_continuous ? "Where the time of an epoch goes after its last row" : "Where the time of a batch goes");
     const whole = query.batches.filter((batch) => batch.shards_counted === query.num_shards);
     for (const one of charts) one.draw(whole, query);
     drawTimeline(timeline, query.batches.slice(-SHOWN).reverse(), query);
@@ -71,7 +76,7 @@ function drawFacts(facts, query) {
   const watermark = query.watermark_ms || null;
   const pairs = {
     "State": stateText(query)[0],
-    "Batch, version": `${f.count(query.batch_id)}, ${f.count(query.version)}`,
+    [query.is_continuous ? "Epoch, version" : "Batch, version"]: `${f.count(query.batch_id)}, ${f.count(query.version)}`,
     "Rows a second": f.count(query.rows_per_second),
     "State rows": f.count(query.state_rows),
     "State bytes": f.bytes(query.state_bytes),
