@@ -248,6 +248,9 @@ def test_a_follower_that_dies_between_any_two_steps_sends_each_change_once(
 
     followers = Followers(places, monkeypatch)
     with stopping(query["query"]):
+        # The state is there from its first epoch on.
+        commits = tmp_path / "checkpoint" / "commits"
+        until(lambda: query["query"].exception() or (commits.exists() and any(commits.iterdir())), within_s=120)
         counted()
         followers.run(None)
         counted()
