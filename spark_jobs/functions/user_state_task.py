@@ -21,6 +21,7 @@ from coordinator.model.errors import InvalidRequestError, StoreUnavailableError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
+from spark_jobs.functions.epoch_worker import serve
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchClock, BatchFunction, Mask, StateBatch
 from spark_jobs.worker.exchange import Received, unpack
@@ -114,6 +115,9 @@ class UserStateTask:
             The store actor was lost in each attempt.
         """
         received = unpack(batches, self.schema.raw_schema(), self.metadata.state_name)
+        if received.header.worker is not None:
+            serve(self, received.header, received.header.worker)
+            return
         for table in self._repeated(received):
             yield from table.to_batches(max_chunksize=1 << 16)
 
@@ -141,12 +145,16 @@ class UserStateTask:
             store, grant = client.open_granted(task, self.metadata, program.stores)
             with store:
                 times = _times(grant, received.header)
-                on_time = _rows_on_time(rows, times.late_ms) if self.drops_late_rows else rows
+                on_time = self.on_time(rows, times.late_ms)
                 batch = UserBatch(on_time, times, task.batch_time_ms or 0, grant.base_version, received.header.shard)
                 emitted = program.run(store, batch)
                 late = rows.num_rows - on_time.num_rows
                 store.commit(BatchFacts(times.after, received.rows.rows_read, late, self.due_per_ms))
         return emitted
+
+    def on_time(self, rows: pa.Table, watermark_ms: int) -> pa.Table:
+        """Return the rows that are not late, where the program drops late ones."""
+        return _rows_on_time(rows, watermark_ms) if self.drops_late_rows else rows
 
 
 def _times(grant: LeaseGrant, header: BatchHeader) -> EventTimes:
