@@ -1,19 +1,20 @@
 """A user's program in a continuous query: one shard's, called for pieces of rows as they come, for as long as the run.
 
-The store actor of the shard sends pieces, and the ends of epochs (:mod:`store_actors.connections.function_stream`). To the program each of
-them is a batch: timers fire after any. The batches of an epoch have one session on the keyed stores, which commits at its end. All
+The store actor of the shard sends pieces, and the ends of epochs (:mod:`store_actors.connections.function_stream`). To the program each
+of them is a batch: timers fire after any. The batches of an epoch have one session on the keyed stores, which commits at its end. All
 sessions of a run are under the lease of its first epoch.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from msgspec import structs
 
+from coordinator.model.errors import StateStoreError
 from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.process import fleet_client, task_identity
 from store_actors.client.operator_task import BatchHeader, EventTimes
@@ -74,7 +75,9 @@ class _EpochProgram:
                     connection.answer(frame, self._run(self._raw.empty_table(), after))
                     self._commit(frame, after)
         finally:
-            self._store.abort()
+            # Where the session or its store actor is gone, so are its writes.
+            with suppress(StateStoreError):
+                self._store.abort()
 
     def _run(self, rows: pa.Table, after: Watermarks) -> pa.Table:
         """Return what the program emits for rows, and for what is due by the watermarks after them."""

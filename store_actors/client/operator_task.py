@@ -50,8 +50,7 @@ class BatchHeader:
     former_time_ms
         `time_ms` of the batch before; None in the first batch.
     worker
-        Where a program gets its rows in a continuous query (``spark_jobs/functions/epoch_worker.py``); None in a batch, whose first epoch
-        this is otherwise.
+        Where a user's program gets rows in a continuous query, of which this is the first epoch (``EpochTask.scala``); None in a batch.
     """
 
     query_id: str

@@ -43,7 +43,7 @@ class Frame(NamedTuple):
         return pa.ipc.open_stream(self.content).read_all()
 
 
-def _read(source: BinaryIO) -> Frame | None:
+def read_frame(source: BinaryIO) -> Frame | None:
     """Return the next frame; None at the end of the connection."""
     head = source.read(_HEAD.size)
     if len(head) < _HEAD.size:
@@ -53,7 +53,8 @@ def _read(source: BinaryIO) -> Frame | None:
     return Frame(kind, epoch, watermark_ms, content) if len(content) == size else None
 
 
-def _written(kind: int, epoch: int, watermark_ms: int, rows: pa.Table | None) -> bytes:
+def written(kind: int, epoch: int, watermark_ms: int, rows: pa.Table | None) -> bytes:
+    """Return a frame as it is sent."""
     sink = BytesIO()
     if rows is not None:
         with pa.ipc.new_stream(sink, rows.schema) as stream:
@@ -69,10 +70,10 @@ class WorkerConnection:
         self._send, self.finish = sender.send, sender.finish
 
     def take(self, rows: pa.Table) -> None:
-        self._send(_written(PIECE, 0, 0, rows))
+        self._send(written(PIECE, 0, 0, rows))
 
     def seal(self, epoch: int, watermark_ms: int) -> None:
-        self._send(_written(SEAL, epoch, watermark_ms, None))
+        self._send(written(SEAL, epoch, watermark_ms, None))
 
     def fail(self, error: BaseException) -> None:
         text = str(error).encode()
@@ -81,7 +82,7 @@ class WorkerConnection:
     def serve(self, shard: FunctionShard, source: BinaryIO) -> str:
         """Take what the worker emits until it ends the connection; return why it did."""
         shard.attach(self)
-        while (frame := _read(source)) is not None:
+        while (frame := read_frame(source)) is not None:
             if frame.kind == _FAILED:
                 return frame.content.decode()
             if frame.kind == SEAL:
@@ -128,12 +129,12 @@ class FunctionConnection:
 
     def next(self) -> Frame | None:
         """Return the next frame; None once the run has ended."""
-        frame = _read(self._source)
+        frame = read_frame(self._source)
         return None if frame is None or frame.kind == _FAILED else frame
 
     def answer(self, frame: Frame, emitted: pa.Table) -> None:
         """Send what a frame's rows, or the end of its epoch, emit."""
-        self._socket.sendall(_written(frame.kind, frame.epoch, frame.watermark_ms, emitted))
+        self._socket.sendall(written(frame.kind, frame.epoch, frame.watermark_ms, emitted))
 
     def fail(self, error: BaseException) -> None:
         """Tell why the run cannot go on."""

@@ -294,15 +294,8 @@ def test_keys_are_forgotten_by_the_watermark(spark: SparkSession, fleet: Fleet, 
             "emits in update mode or in append mode; nothing was started",
         ),
         (lambda rows: rows.groupBy("k").count(), "append", "append mode needs a watermark"),
-        (
-            lambda rows: rows.groupBy("k").applyInPandasWithState(
-                lambda key, rows, state: rows, "k long", "n long", "update", "NoTimeout"
-            ),
-            "update",
-            "a user's function",
-        ),
     ],
-    ids=["complete", "append without a watermark", "function"],
+    ids=["complete", "append without a watermark"],
 )
 def test_what_cannot_run_continuously_is_refused(
     build: Callable[..., DataFrame],
