@@ -1,4 +1,4 @@
-"""A continuous query from Kafka to Kafka whose processes are killed and paused at random, seeded moments, while events come all the time.
+"""A continuous query from Kafka to Kafka, whose processes are killed and paused at random, seeded moments while events come.
 
 ``pytest tests/chaos/test_continuous_kills.py -m soak -s`` does so 20 times for each query, and prints for how long nothing came out.
 ``CHAOS_SEED`` chooses another order.
@@ -47,7 +47,8 @@ def pid_of(kind: str, fleet: Fleet, supervisor: Supervisor, broker: KafkaBroker)
     if kind == "store actor":
         return next(int(actor["pid"]) for actor in status["store_actors"] if actor["alive"])
     names = {shard["executor"] for query in status["queries"] for shard in query["shards"]}
-    return next(pid for name in names if Path(f"/proc/{pid:= int(name.rpartition(':')[2])}").exists())
+    pids = [int(name.rpartition(":")[2]) for name in names if name]
+    return next(pid for pid in pids if Path(f"/proc/{pid}").exists())
 
 
 def do(fault: Fault, pid: int, pause_s: float, broker: KafkaBroker) -> None:
@@ -144,10 +145,11 @@ def test_every_event_is_counted_once_whatever_is_killed(
     finally:
         supervisor.driver.__exit__()
     print(
-        f"\nseed {seed}, {query}: {load.sent.total():,} events of {KEYS} keys counted once, {len(results.all):,} results; nothing came for"
+        f"\nseed {seed}, {query}: {load.sent.total():,} events of {KEYS} keys counted once, {len(results.all):,} results"
     )
+    print("longest times without a result, after a process was")
     for (kind, how), seconds in sorted(gaps.items()):
-        print(f"  {kind:<12} {how}: " + ", ".join(f"{gap:.1f}" for gap in seconds) + " s")
+        print(f"  {how:<6} {kind:<12}" + ", ".join(f"{gap:.1f}" for gap in seconds) + " s")
 
 
 def check(
