@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
+from spark_jobs.api.stateful import StatefulDataFrame
 from tests.integration.operator_cases import Operators
 from tests.integration.random_inputs import Action, actions
 
@@ -545,7 +546,7 @@ def _kept(dice: random.Random, draft: Program, *, is_last: bool) -> None:
     def stage(operators: Operators, frame: DataFrame) -> DataFrame:
         rows = operators(frame.selectExpr(*keys, *columns), "kept", "update")
         order = [F.desc_nulls_last(name) if is_last else F.asc_nulls_first(name) for name in names]
-        if isinstance(rows, DataFrame):
+        if not isinstance(rows, StatefulDataFrame):
             rank = F.row_number().over(Window.partitionBy(*keys).orderBy(*order))
             kept = rows.withColumn("rank", rank).where(F.col("rank") <= number)
         else:

@@ -46,7 +46,7 @@ def comparable(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         if isinstance(value, Mapping):
             return {name: plain(field) for name, field in sorted(value.items())}
         if isinstance(value, list):
-            return sorted(map(plain, value))
+            return sorted(map(plain, value), key=repr)
         return value.replace(tzinfo=None) if isinstance(value, datetime) else value
 
     return sorted(repr(plain(row)) for row in rows)
