@@ -209,7 +209,7 @@ def continuous_program(seed: int, *, in_order: bool) -> Program:
     draft = Program("append", actions(dice), runs_continuously=True)
     delay, prelude = dice.choice((*_DELAYS, *_DELAYS, None)), dice.choice(("", "", "", *_PRELUDES))
     _marked(draft, delay, prelude, is_before=dice.random() < 0.5)
-    kinds = ["keys", "keys", "limit", "top", "last"]
+    kinds = ["keys", "keys", "limit", "kept"]
     kinds += ["distinct", "distinct"] if in_order else []
     kinds += ["windows", "windows", "windows", "sessions", "sessions"] if delay is not None else []
     _operator(dice.choice(kinds), dice, draft, Rows(delay is not None, in_order=in_order, one_of_each=False))
@@ -368,8 +368,8 @@ def _operator(kind: str, dice: random.Random, draft: Program, rows: Rows) -> Non
         _sessions(dice, draft, rows, append=is_chain)
     elif kind == "function":
         _function(dice, draft, append=is_chain, is_timed=rows.is_timed)
-    elif kind in ("top", "last"):
-        _kept(dice, draft, is_last=kind == "last")
+    elif kind == "kept":
+        _kept(dice, draft)
     elif kind == "distinct":
         draft.mode = "append" if is_chain else dice.choice(("append", "update"))
         _distinct(dice, draft, "last", rows)
@@ -535,10 +535,11 @@ def _function(dice: random.Random, draft: Program, *, append: bool, is_timed: bo
     draft.add(f".groupBy(k, x).applyInPandasWithState(total{' with timeouts' if times_out else ''})", stage)
 
 
-def _kept(dice: random.Random, draft: Program, *, is_last: bool) -> None:
+def _kept(dice: random.Random, draft: Program) -> None:
     """Keep the first rows of each key by an order, or its last one."""
     draft.mode, draft.replaces, draft.is_sparks = "update", True, False
-    keys, number = dice.choice((["k"], ["x"], ["k", "x"])), 1 if is_last else dice.choice((1, 3))
+    keys, is_last = dice.choice((["k"], ["x"], ["k", "x"])), dice.random() < 0.5
+    number = 1 if is_last else dice.choice((1, 3))
     # Rows that are equal in the order are equal: of equal doubles the two zeros would differ.
     columns = dice.choice((["t as v0"], ["t as v0", "s + 0.0D as v1"]))
     names = [column.rpartition(" ")[2] for column in columns]
