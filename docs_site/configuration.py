@@ -66,6 +66,7 @@ _READ = {
     "RAY_ADDRESS": ("`start_session`, `connect`, `statefleet doctor`", "the Ray cluster to join; without it a local one is started"),
     "RAY_RAYLET_PID": ("Spark's Python workers", "set by Ray: the node on which they run"),
     "RAY_TMPDIR": ("`statefleet doctor`", "where Ray's session folder is, and so what is spilled without a `spill_dir`"),
+    "RAY_worker_niceness": ("`start_session`, `connect`", "how much the processes of a local Ray give way to other programs"),
     "RAY_USE_TLS": ("store actors",
                     "set for Ray: look-ups then use Ray's calls; direct [connections](live-state.md#what-it-costs) are not encrypted"),
     "SPARK_HOME": ("`statefleet doctor`", "it warns if this is set: Spark of the installed `pyspark` is the one to run"),
@@ -82,6 +83,7 @@ _SET = {
     "PYSPARK_PYTHON": "executors take the Python of their workers from here",
     "PYTHONPATH": "this project's folder first, so that actors and workers import it where the driver found it",
     "RAY_prestart_worker_first_driver": "0, of a local Ray: it needs no idle workers",
+    "RAY_worker_niceness": "0, of a local Ray, unless it is set: Ray's own 15 has store actors wait for all other programs",
 }
 #: How the environment is read or set, besides by subscripts.
 _METHODS = ("get", "setdefault", "pop")

@@ -6,12 +6,12 @@ the highest byte first.
 
 From the task: a piece (shard, epoch, number of rows, length) and its rows, in Spark's own format
 (:mod:`~store_actors.connections.unsafe_rows`), or as an Arrow stream where that does not have their types; a marker (epoch, watermark,
-longest wait of a row, number of shards), and for each shard how many rows it was sent in the epoch. To the task: emitted rows (how many
-rows they answer, their number and length); the answer of each shard to a marker (its epoch), after which nothing of the epoch follows
-from it; or the text of an error, after its length, and then the connection ends.
+longest wait of a row, number of shards), and for each shard how many rows it was sent in the epoch. To the task: results (how many rows
+of its own they answer, their number and length), those of a shard all to one task; the answer of each shard to a marker (its epoch),
+after which nothing of the epoch follows from it; or the text of an error, after its length, and then the connection ends.
 
-A task waits for the answers to all its pieces before it ends an epoch, and bounds what it has sent and not been answered. So what waits
-to be sent here is bounded, too.
+A task bounds what it has sent and not been answered, and a piece is answered once its results are with the system's socket of the task
+that gets them. So what waits to be sent here is bounded, too: a slow sink stops all sources.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import Any, BinaryIO, Protocol
 
@@ -34,7 +35,7 @@ from store_actors.connections import unsafe_rows
 from store_actors.engine.pieces import batches
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.runs import EpochRuns, RunRequest
-from store_actors.epochs.shard import EpochShard, Piece
+from store_actors.epochs.shard import EpochShard, Piece, RunTask
 from store_actors.messages.requests import ShardInput
 from store_actors.serving.metrics import StoreMetrics
 
@@ -74,18 +75,20 @@ class EpochServer:
         OSError
             The connection is lost.
         """
-        answers = _Answers(task, self.runtime)
+        connection = _TaskConnection(task, _format(request["unsafe_results"]), self.runtime)
         try:
-            self._serve(request, OperatorTask.of_json(operator), source, answers)
+            self._serve(request, OperatorTask.of_json(operator), source, connection)
         except OSError:
             raise
         except Exception as error:
-            answers.fail(error)
+            connection.fail(error)
             raise
         finally:
-            answers.finish()
+            connection.finish()
 
-    def _serve(self, request: Mapping[str, Any], operator: OperatorTask, source: BinaryIO, answers: _Answers) -> None:
+    def _serve(
+        self, request: Mapping[str, Any], operator: OperatorTask, source: BinaryIO, connection: _TaskConnection
+    ) -> None:
         self.check_fitness()
         # All of the stream is read: frames follow it.
         rows = pa.ipc.open_stream(source).read_all().schema
@@ -105,17 +108,16 @@ class EpochServer:
             },
             (request["task"], request["tasks"]),
         )
-        # Where a shard fails beside the task's frames, the task learns it though it may have nothing to send.
-        shards = self.runs.join(run, answers.fail)
+        shards = self.runs.join(run, connection)
         try:
-            formats = _format(request["unsafe_rows"]), _format(request["unsafe_results"])
+            row_format, elapsed_s = _format(request["unsafe_rows"]), self.runtime.clock.elapsed_s
             stream = EpochStream(
-                request["task"], rows, operator, shards, *formats, self.metrics, self.runtime.clock.elapsed_s
+                request["task"], connection, rows, operator, shards, row_format, self.metrics, elapsed_s
             )
-            stream.take_all(source, answers.send)
+            stream.take_all(source)
         except Exception as error:
             # Before the others learn that the run is over, and this task with them.
-            answers.fail(error)
+            connection.fail(error)
             raise
         finally:
             self.runs.leave(run, shards, "a task of the run has ended")
@@ -168,25 +170,25 @@ class EpochStream:
 
     Attributes
     ----------
-    task
-        Number of the task in its run.
+    number, task
+        The task's number in its run, and its end of the connection.
     rows
         Schema of its rows, without the route, which is the last column.
-    row_format, result_format
-        How its rows are sent, and those that it gets.
+    row_format
+        How its rows are sent.
     """
 
-    task: int
+    number: int
+    task: RunTask
     rows: pa.Schema
     operator: OperatorTask
     shards: Mapping[int, EpochShard]
     row_format: RowFormat
-    result_format: RowFormat
     metrics: StoreMetrics
     elapsed_s: Callable[[], float]
 
-    def take_all(self, source: BinaryIO, send: Callable[[bytes], None]) -> None:
-        """Take frames until the connection ends; answers are sent as they come."""
+    def take_all(self, source: BinaryIO) -> None:
+        """Take frames until the connection ends."""
         columns = [
             InputColumns.of(number, schema, self.rows)
             for number, schema in enumerate(self.operator.schema.input_schemas())
@@ -201,7 +203,7 @@ class EpochStream:
                     raise ValueError(f"malformed piece: {rows} rows were sent, and {table.num_rows} came")
                 piece = ShardInput(tuple(of_input.table(table) for of_input in columns), rows)
                 begun_s = self.elapsed_s()
-                self.shards[shard].take(self.task, epoch, Piece(piece, _Answer(rows, send, self.result_format)))
+                self.shards[shard].take(self.number, epoch, Piece(piece, self.task))
                 self.metrics.folded(rows, self.elapsed_s() - begun_s)
             elif kind[0] == _MARKER:
                 epoch, watermark_ms, longest_ns, shards = _MARKER_HEAD.unpack(_read(source, _MARKER_HEAD.size))
@@ -211,9 +213,7 @@ class EpochStream:
                     shard, rows = _SHARD_ROWS.unpack(_read(source, _SHARD_ROWS.size))
                     if shard not in self.shards:
                         raise ValueError(f"malformed marker: it is of shard {shard}")
-                    self.shards[shard].mark(
-                        Marker(self.task, epoch, rows, watermark_ms), _Answer(0, send, self.result_format, epoch)
-                    )
+                    self.shards[shard].mark(Marker(self.number, epoch, rows, watermark_ms), self.task)
                     marked.append(self.shards[shard])
                 # All are answered first: the task goes on meanwhile.
                 for shard_to_seal in marked:
@@ -222,70 +222,68 @@ class EpochStream:
                 raise ValueError(f"malformed frame: its kind is {kind[0]}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """Sends what a piece of some rows emits, or what an epoch does and the answer to its marker."""
+class _TaskConnection:
+    """Sends a task what it gets, in its order: at once where the connection takes it, which saves a switch to another thread; or else
+    on one. As of :class:`~store_actors.epochs.shard.RunTask`.
 
-    rows: int
-    send: Callable[[bytes], None]
-    format: RowFormat
-    epoch: int | None = None
-
-    def __call__(self, emitted: pa.Table | None) -> None:
-        unanswered = self.rows
-        for rows, block in () if emitted is None else self.format.encoded(visible(emitted)):
-            self.send(_ROWS + _ROWS_HEAD.pack(unanswered, rows, len(block)) + block)
-            unanswered = 0
-        if unanswered:
-            self.send(_ROWS + _ROWS_HEAD.pack(unanswered, 0, 0))
-        if self.epoch is not None:
-            self.send(_MARKED + _EPOCH.pack(self.epoch))
-
-
-class _Answers:
-    """Sends answers in their order: at once where the connection takes them, which saves a switch to another thread; or else on one.
-
-    Nothing follows an error. After the connection was lost answers are dropped: its reader ends the run. Thread-safe.
+    Nothing follows an error. After the connection was lost frames are dropped: its reader ends the run. Thread-safe.
     """
 
-    def __init__(self, task: socket.socket, runtime: Runtime) -> None:
-        self._task, self._threads = task, runtime.threads
+    def __init__(self, task: socket.socket, results: RowFormat, runtime: Runtime) -> None:
+        self._task, self._results, self._threads = task, results, runtime.threads
         self._guard = self._threads.lock()
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[bytes, Callable[[], None]]] = deque()
         #: Set once all that waits is sent; None if nothing waits.
         self._sent: Any = None
         self._is_over = False
 
-    def send(self, answer: bytes) -> None:
-        """Send an answer, now or later; this does not wait."""
-        with self._guard:
-            if not self._is_over:
-                self._put(answer)
+    def answer(self, rows: int) -> None:
+        self._send(_ROWS + _ROWS_HEAD.pack(rows, 0, 0))
+
+    def emit(self, results: pa.Table, piece: Piece | None) -> None:
+        # The task's own piece is answered by the last frame itself.
+        own = piece.rows.rows_read if piece is not None and piece.task is self else 0
+        blocks = list(self._results.encoded(visible(results)))
+        for count, block in blocks[:-1]:
+            self._send(_ROWS + _ROWS_HEAD.pack(0, count, len(block)) + block)
+        count, block = blocks[-1] if blocks else (0, b"")
+        frame = _ROWS + _ROWS_HEAD.pack(own, count, len(block)) + block
+        if piece is None or own:
+            self._send(frame)
+        else:
+            self._send(frame if blocks else b"", partial(piece.task.answer, piece.rows.rows_read))
+
+    def end_epoch(self, epoch: int) -> None:
+        self._send(_MARKED + _EPOCH.pack(epoch))
 
     def fail(self, error: BaseException) -> None:
         """Send why the run cannot go on; the task ends the connection then."""
         text = f"{type(error).__name__}: {error}".encode()
+        self._send(_FAILED + _LENGTH.pack(len(text)) + text, is_last=True)
+
+    def _send(self, frame: bytes, sent: Callable[[], None] = lambda: None, *, is_last: bool = False) -> None:
+        """Send a frame, now or later; then a function is called, without the lock, as it may send to another task."""
         with self._guard:
-            if not self._is_over:
-                self._put(_FAILED + _LENGTH.pack(len(text)) + text)
-            self._is_over = True
-
-    def _put(self, answer: bytes) -> None:
-        if self._sent is None:
-            answer = answer[self._sent_at_once(answer) :]
-            if not answer:
+            if self._is_over:
                 return
-            self._sent = self._threads.future()
-            self._threads.start(self._send_waiting, "statefleet-epoch-answers")
-        self._waiting.append(answer)
+            self._is_over = is_last
+            if self._sent is None:
+                frame = frame[self._sent_at_once(frame) :]
+            if frame:
+                self._waiting.append((frame, sent))
+                if self._sent is None:
+                    self._sent = self._threads.future()
+                    self._threads.start(self._send_waiting, "statefleet-epoch-answers")
+                return
+        sent()
 
-    def _sent_at_once(self, answer: bytes) -> int:
+    def _sent_at_once(self, frame: bytes) -> int:
         try:
-            return self._task.send(answer, socket.MSG_DONTWAIT)
+            return self._task.send(frame, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
         except OSError:
-            return len(answer)
+            return len(frame)
 
     def _send_waiting(self) -> None:
         while True:
@@ -294,9 +292,10 @@ class _Answers:
                     self._sent.set_result(None)
                     self._sent = None
                     return
-                answer = self._waiting.popleft()
+                frame, sent = self._waiting.popleft()
             with suppress(OSError):
-                self._task.sendall(answer)
+                self._task.sendall(frame)
+            sent()
 
     def finish(self) -> None:
         """Send nothing more, and wait until all is sent."""

@@ -16,7 +16,7 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
-from store_actors.epochs.shard import EpochShard
+from store_actors.epochs.shard import EpochShard, RunTask
 from store_actors.serving.partitions import Partitions
 
 #: Gives the leases of some shards of a run.
@@ -55,16 +55,16 @@ class _Run:
     ----------
     opened
         A future of its shards by number.
-    ended
-        Of each task that has joined: is told why the run cannot go on.
+    tasks
+        The tasks that have joined.
     """
 
     opened: Any
-    ended: list[Callable[[BaseException], None]] = field(default_factory=list)
+    tasks: list[RunTask] = field(default_factory=list)
 
     def tell_ended(self, why: BaseException) -> None:
-        for tell in self.ended:
-            tell(why)
+        for task in self.tasks:
+            task.fail(why)
 
 
 class EpochRuns:
@@ -86,15 +86,8 @@ class EpochRuns:
         #: By state and run.
         self._runs: dict[tuple[str, str], _Run] = {}
 
-    def join(
-        self, request: RunRequest, ended: Callable[[BaseException], None] = lambda _: None
-    ) -> Mapping[int, EpochShard]:
+    def join(self, request: RunRequest, task: RunTask) -> Mapping[int, EpochShard]:
         """Return the open shards of a task's run; the first task opens them, and the others wait for that.
-
-        Parameters
-        ----------
-        ended
-            Is told, on any thread and more than once, why the run cannot go on.
 
         Raises
         ------
@@ -109,7 +102,7 @@ class EpochRuns:
             if is_first:
                 self._runs[key] = _Run(self._new_future())
             run = self._runs[key]
-            run.ended.append(ended)
+            run.tasks.append(task)
         if is_first:
             try:
                 run.opened.set_result(self._opened(request, run))
@@ -117,8 +110,8 @@ class EpochRuns:
                 run.opened.set_exception(error)
         shards: Mapping[int, EpochShard] = run.opened.result()
         for shard in shards.values():
-            # It may have ended before this task was to be told.
-            shard.check()
+            # It may have ended before this task was to be told: that is raised.
+            shard.join(request.task[0], task)
         return shards
 
     def _opened(self, request: RunRequest, run: _Run) -> Mapping[int, EpochShard]:

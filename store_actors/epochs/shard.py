@@ -4,8 +4,9 @@ Between two seals the next version is open in memory: each piece is folded into 
 of an epoch (:mod:`store_actors.epochs.barrier`) the open version is sealed: groups that the watermark has passed are closed, and the
 change becomes a delta, as that of a batch. It is written and committed beside the next epoch, whose pieces are taken meanwhile.
 
-Where results are final only at the seal (append mode), or the operator takes all rows of a version at once, tasks get results then. So
-that these are of the epoch, its tasks wait for the seal: their markers are answered after it.
+All results of a shard leave by one of the tasks, as those of a batch do: so the sink gets the results of a key in their order. That
+task ends an epoch once it has all of them, after the markers of all tasks. Where results are final only at the seal (append mode), or
+the operator takes all rows of a version at once, it waits for the seal.
 
 Spark's driver lets no epoch end before the one before it is in its commit log, and none is there before all shards have committed it.
 So there is at most one commit under way, and a run that begins again finds each shard at the version that its first epoch reads.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import pyarrow as pa
 from msgspec import structs
@@ -42,16 +44,28 @@ from store_actors.serving.partitions import Partitions
 log = logging.getLogger(__name__)
 
 
-#: Is given what a piece emits, or what an epoch does when it is sealed; None for nothing.
-Answer = Callable[[pa.Table | None], None]
+class RunTask(Protocol):
+    """A task of a run, at the other end of its connection. Nothing here waits, or raises anything."""
+
+    def answer(self, rows: int) -> None:
+        """Tell the task that a piece of some rows is in the open version, and that its results are on their way."""
+
+    def emit(self, results: pa.Table, piece: Piece | None) -> None:
+        """Send the task results for the sink; once its connection has taken them, the task of the piece is answered."""
+
+    def end_epoch(self, epoch: int) -> None:
+        """Answer the task's marker of a shard: nothing of the epoch follows from it."""
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the task why the run cannot go on; on any thread, and more than once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of a task, and who is given what they emit."""
+    """Rows of a task."""
 
     rows: ShardInput
-    answer: Answer
+    task: RunTask
 
 
 class _SealedVersion(Transaction):
@@ -111,7 +125,7 @@ class EpochShard:
     grant
         The lease of that epoch; it is valid for the run.
     tasks
-        Number of tasks of the run, each of which sends rows and markers.
+        Number of tasks of the run, each of which sends rows and markers once it has joined.
     submit
         Runs a function on another thread.
     ended
@@ -133,15 +147,16 @@ class EpochShard:
         schema: StateSchema,
         tasks: int,
         submit: Callable[[Callable[[], None]], object],
-        ended: Callable[[BaseException], None] = lambda _: None,
+        ended: Callable[[BaseException], None],
     ) -> None:
         self._partitions = partitions
         self._task, self.lease, self._schema = task, grant.lease, schema
         self._submit, self._tell_ended = submit, ended
         self._watermarks = grant.watermarks
         self._barrier = Barrier[Piece](tasks, task.batch_id, grant.watermarks.input_ms)
-        #: By task, what answers its marker of the present epoch, if that waits for the seal.
-        self._unanswered: dict[int, Answer] = {}
+        #: The task by which results leave; None until it has joined, and the pieces that wait for it.
+        self._sink_task: RunTask | None = None
+        self._unfolded: list[Piece] = []
         self._failure: BaseException | None = None
         #: Whether the present epoch has all markers, and whether the version before is being committed.
         self._is_whole = self._is_committing = False
@@ -160,13 +175,25 @@ class EpochShard:
         """The shard's task of the present epoch."""
         return self._task
 
-    def check(self) -> None:
-        """Raise why the run cannot go on here; nothing if it can."""
-        if self._failure is not None:
-            raise self._failure
+    def join(self, number: int, task: RunTask) -> None:
+        """Have results leave by a task, if it is the one for that.
+
+        Raises
+        ------
+        StateStoreError
+            The run cannot go on here; or as of :meth:`take`.
+        """
+        with self._partition.lock:
+            self._check()
+            if self._leaves_by(number):
+                self._sink_task = task
+                with self._failing():
+                    for piece in self._unfolded:
+                        self._fold(piece)
+                self._unfolded = []
 
     def take(self, task: int, epoch: int, piece: Piece) -> None:
-        """Fold a task's piece into its epoch; what it emits is answered before or after this returns.
+        """Fold a task's piece into its epoch, before or after this returns.
 
         Raises
         ------
@@ -174,18 +201,13 @@ class EpochShard:
             The shard was taken over, or a commit failed: the run has to end.
         """
         with self._partition.lock:
-            self.check()
+            self._check()
             with self._failing():
                 if self._barrier.take(task, epoch, piece.rows.rows_read, piece):
                     self._fold(piece)
 
-    def mark(self, marker: Marker, answer: Answer) -> None:
+    def mark(self, marker: Marker, task: RunTask) -> None:
         """Take the end of a task's epoch; :meth:`seal` follows.
-
-        Parameters
-        ----------
-        answer
-            Is called once what the task gets in the epoch is all there, with the last of it.
 
         Raises
         ------
@@ -193,18 +215,18 @@ class EpochShard:
             As of :meth:`take`, or other rows came than the task sent.
         """
         with self._partition.lock:
-            self.check()
+            self._check()
             with self._failing():
-                self._is_whole = self._barrier.mark(marker)
-                if self._folding.emits_at_seal:
-                    self._unanswered[marker.task] = answer
-                else:
-                    answer(None)
+                is_whole = self._barrier.mark(marker)
+                if not self._leaves_by(marker.task):
+                    task.end_epoch(marker.epoch)
+                if is_whole:
+                    self._end_taking()
 
     def seal(self) -> None:
         """Seal the epoch if it has the markers of all tasks; errors as of :meth:`take`."""
         with self._partition.lock:
-            self.check()
+            self._check()
             with self._failing():
                 self._seal_if_due()
 
@@ -228,6 +250,13 @@ class EpochShard:
 
     # -- with the lock ------------------------------------------------------------------------------------------------
 
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _leaves_by(self, task: int) -> bool:
+        return task == self._task.partition_id % self._barrier.tasks
+
     @contextmanager
     def _failing(self) -> Iterator[None]:
         """After an error the run cannot go on here: nothing of the open version counts."""
@@ -244,9 +273,25 @@ class EpochShard:
             self._folding.open(self._task.batch_id + 1, self._watermarks.input_ms)
 
     def _fold(self, piece: Piece) -> None:
+        if self._sink_task is None:
+            self._unfolded.append(piece)
+            return
         with self._partition.changing:
             emitted = self._folding.fold(piece.rows)
-        piece.answer(None if emitted is None else results_of(emitted, self._schema))
+        if emitted is None:
+            piece.task.answer(piece.rows.rows_read)
+        else:
+            self._sink_task.emit(results_of(emitted, self._schema), piece)
+
+    def _end_taking(self) -> None:
+        """The present epoch has all of its rows."""
+        self._is_whole = True
+        if not self._folding.emits_at_seal:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        assert self._sink_task is not None, "an epoch has the marker of the task by which results leave"
+        self._sink_task.end_epoch(self._task.batch_id)
 
     def _seal_if_due(self) -> None:
         """Seal the epoch if it has all markers, and go on with the next one.
@@ -256,11 +301,14 @@ class EpochShard:
         """
         while self._is_whole and not self._is_committing:
             # The watermark is that of all rows of the epoch: what it closes is not kept for one more.
-            pieces, self._is_whole = self._barrier.next_epoch()
+            pieces, is_whole = self._barrier.next_epoch()
+            self._is_whole = False
             self._seal()
             self._open()
             for piece in pieces:
                 self._fold(piece)
+            if is_whole:
+                self._end_taking()
 
     def _seal(self) -> None:
         """Make the open version's delta, and commit it on another thread."""
@@ -269,10 +317,9 @@ class EpochShard:
             self, self._partition, self._task, self.lease, {DEFAULT_STORE: partial(self._sealed, watermarks)}
         )
         prepared = self._partitions.commits.prepare(transaction)
-        answers, self._unanswered = self._unanswered, {}
-        for task, answer in answers.items():
-            is_chosen = task == self._task.partition_id % self._barrier.tasks
-            answer(emitted_at_seal(self._shard, transaction.change) if is_chosen else None)
+        if self._folding.emits_at_seal and self._sink_task is not None:
+            self._sink_task.emit(emitted_at_seal(self._shard, transaction.change), None)
+            self._end_epoch()
         self._watermarks = watermarks
         self._task = structs.replace(self._task, batch_id=self._task.batch_id + 1)
         self._is_committing = True

@@ -47,11 +47,17 @@ class SentMarker:
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
-    """What a piece of some rows emits; None for nothing yet."""
+class Answered:
+    """So many rows of the task are in the open version."""
 
     rows: int
-    emitted: pa.Table | None
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """Results of a shard, which leave by this task."""
+
+    results: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +130,45 @@ def connect(scheduler: Scheduler, task: Party, life: Life, request: RunRequest) 
     return connection
 
 
+class Link:
+    """A store actor's end of a connection, as :class:`~store_actors.epochs.shard.RunTask`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def answer(self, rows: int) -> None:
+        self._connection.send(Answered(rows), to_task=True)
+
+    def emit(self, results: pa.Table, piece: Piece | None) -> None:
+        """Send results; the task's own piece is answered with them, that of another task later, as if they waited to be sent."""
+        self._connection.send(Emitted(results), to_task=True)
+        if piece is None:
+            return
+        scheduler = self._connection.scheduler
+        if piece.task is self:
+            self.answer(piece.rows.rows_read)
+        else:
+            scheduler.later(lambda: piece.task.answer(piece.rows.rows_read), delay=scheduler.rng.choice((0, 0, 0, 20)))
+
+    def end_epoch(self, epoch: int) -> None:
+        self._connection.send(Marked(epoch), to_task=True)
+
+    def fail(self, error: BaseException) -> None:
+        self._connection.send(Failed(error), to_task=True)
+
+
 def _serve(scheduler: Scheduler, life: Life, connection: Connection, request: RunRequest) -> None:
     """Take a task's frames until the connection ends, as :class:`~store_actors.connections.epoch_stream.EpochServer`."""
     runs: EpochRuns = life.actor.runs
+    link = Link(connection)
     try:
-        shards = runs.join(request, lambda error: connection.send(Failed(error), to_task=True))
+        shards = runs.join(request, link)
         try:
             while True:
                 scheduler.pause(wake=lambda: connection.has_news(of_task=False))
-                _take(connection, shards, request.task[0])
+                _take(connection, link, shards, request.task[0])
         except StateStoreError as error:
-            connection.send(Failed(error), to_task=True)
+            link.fail(error)
             raise
         finally:
             runs.leave(request, shards, "a task of the run has ended")
@@ -142,26 +176,17 @@ def _serve(scheduler: Scheduler, life: Life, connection: Connection, request: Ru
         pass
     except Exception as error:  # noqa: BLE001 - the task is told
         scheduler.log(life.name, f"ends task {request.task[0]} of run {request.run_id[:4]}: {error}")
-        connection.send(Failed(error), to_task=True)
+        link.fail(error)
     finally:
         connection.close()
 
 
-def _take(connection: Connection, shards: Mapping[int, Any], task: int) -> None:
+def _take(connection: Connection, link: Link, shards: Mapping[int, Any], task: int) -> None:
     match connection.take(of_task=False):
         case SentPiece(shard, epoch, rows):
-
-            def answer(emitted: pa.Table | None) -> None:
-                connection.send(Emitted(rows.rows_read, emitted), to_task=True)
-
-            shards[shard].take(task, epoch, Piece(rows, answer))
+            shards[shard].take(task, epoch, Piece(rows, link))
         case SentMarker(epoch, rows_by_shard):
-
-            def end(emitted: pa.Table | None) -> None:
-                connection.send(Emitted(0, emitted), to_task=True)
-                connection.send(Marked(epoch), to_task=True)
-
             for shard, rows in rows_by_shard.items():
-                shards[shard].mark(Marker(task, epoch, rows), end)
+                shards[shard].mark(Marker(task, epoch, rows), link)
             for shard in rows_by_shard:
                 shards[shard].seal()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from coordinator.model.errors import OperationOutOfOrderError, StateMismatchError
 from store_actors.epochs.runs import RunRequest
 from tests.simulation.epoch_connections import (
+    Answered,
     Connection,
     Emitted,
     Failed,
@@ -158,9 +159,10 @@ class EpochTask:
         for connection in self._connections.values():
             while (frame := connection.take(of_task=True)) is not None:
                 match frame:
-                    case Emitted(rows, emitted):
+                    case Answered(rows):
                         self._unanswered -= rows
-                        self._results += [] if emitted is None else [groups_of(emitted)]
+                    case Emitted(results):
+                        self._results.append(groups_of(results))
                     case Marked(epoch):
                         self._marked += epoch == self._epoch
                     case Failed(error):
@@ -186,7 +188,7 @@ class EpochTask:
         """Give results to the sink."""
         results, self._results = self._results, []
         for groups in results:
-            self._world.sink.write(groups)
+            self._world.sink.write(self.run.id, groups)
 
     # -- epochs -------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from coordinator.ledger.records import BatchFinished
 from coordinator.ledger.state_ledger import StateLedger
 from store_actors.engine.versions import VersionedTable
 from store_actors.epochs.barrier import Barrier, Marker
-from store_actors.epochs.shard import EpochShard, Piece
+from store_actors.epochs.shard import EpochShard, Piece, RunTask
 from tests.simulation.continuous import EpochRun
 from tests.simulation.epoch_connections import Connection, SentPiece
 from tests.simulation.epoch_tasks import EpochTask
@@ -74,18 +74,37 @@ def _decided_by_anybody(_: Original, ledger: StateLedger, task: Any, layout: Any
     return [BatchFinished(ledger.run_id, task.batch_id, end)]
 
 
-def _held_not_answered(next_epoch: Original, barrier: Barrier[Piece]) -> Any:
-    held, is_whole = next_epoch(barrier)
-    return [Piece(piece.rows, lambda _: None) for piece in held], is_whole
+def _results_by_any_task(fold: Original, shard: EpochShard, piece: Piece) -> None:
+    task, shard._sink_task = shard._sink_task, piece.task
+    try:
+        fold(shard, piece)
+    finally:
+        shard._sink_task = task
+
+
+def _results_of_others_not_waited_for(mark: Original, shard: EpochShard, marker: Marker, task: RunTask) -> None:
+    if shard._leaves_by(marker.task):
+        task.end_epoch(marker.epoch)
+    mark(shard, marker, task)
+
+
+def _waiting_pieces_lost(join: Original, shard: EpochShard, number: int, task: RunTask) -> None:
+    if shard._leaves_by(number):
+        shard._unfolded.clear()
+    join(shard, number, task)
 
 
 EPOCH_BUGS: dict[str, Bug] = {
     "a task that is ahead is not held back": Bug(Barrier, "take", _nothing_held_back, CALM),
     "an epoch is sealed before its last task has ended it": Bug(Barrier, "mark", _one_marker_not_waited_for, CALM),
     "the rows of an epoch are not counted": Bug(Barrier, "mark", _rows_not_compared, CALM),
-    "an older run goes on in memory": Bug(EpochShard, "end", _older_runs_go_on, HARSH),
+    "an older run goes on in memory": Bug(EpochShard, "end", _older_runs_go_on, HARSH, first=191),
     "what an open version did is kept": Bug(VersionedTable, "abort", _open_version_kept, HARSH),
-    "what a piece that was held back emits is lost": Bug(Barrier, "next_epoch", _held_not_answered, CALM),
+    "results leave by the task that sent the rows": Bug(EpochShard, "_fold", _results_by_any_task, CALM),
+    "the results of other tasks' rows are not waited for": Bug(
+        EpochShard, "mark", _results_of_others_not_waited_for, CALM
+    ),
+    "what was sent before the sink's task has joined is lost": Bug(EpochShard, "join", _waiting_pieces_lost, CALM),
     "a task ends an epoch before it is answered": Bug(EpochTask, "_is_answered", lambda _, task: True, CALM),
     "an epoch is recorded before all shards have committed it": Bug(
         EpochRun, "_settle", lambda _, run, epoch: None, HARSH
@@ -96,7 +115,7 @@ EPOCH_BUGS: dict[str, Bug] = {
     "epochs begin two ahead of Spark's log": Bug(
         EpochRun, "_may_begin", lambda _, run: run._newest >= run._open - 2, CALM, first=10
     ),
-    "an epoch begins though its run is over": Bug(EpochRun, "_check_begin", lambda _, run: None, CALM, first=56),
+    "an epoch begins though its run is over": Bug(EpochRun, "_check_begin", lambda _, run: None, CALM, first=218),
     "an epoch counts though another driver has the query": Bug(
         StateLedger, "decide_epoch", _decided_by_anybody, DRIVERS
     ),

@@ -162,10 +162,15 @@ class Sink:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.results: dict[tuple[str, int, int], int] = {}
+        #: By run and key, the newest result.
+        self._newest: dict[tuple[str, str], int] = {}
 
-    def write(self, groups: Groups) -> None:
-        """Take results: each is a count of some records, each counted once."""
+    def write(self, run: str, groups: Groups) -> None:
+        """Take results: each is a count of some records, each counted once, and those of a run are in their order."""
         for (_, name), (n, total, _) in groups.items():
+            if n < self._newest.get((run, name), 0):
+                raise Violation(f"a result of {name} counts {n} records, and the one before {self._newest[run, name]}")
+            self._newest[run, name] = n
             everything = self._stream.counted(tuple(map(len, self._stream.source)))[None, name][1]
             if total.bit_count() != n or total & ~everything:
                 raise Violation(f"a result counts {n} records of {name}, and these were {total:b}")

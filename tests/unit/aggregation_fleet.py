@@ -22,6 +22,7 @@ from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.lease_plans import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
+from store_actors.epochs.shard import Piece
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
@@ -191,3 +192,23 @@ def filled(batches: int, snapshots: tuple[int, ...] = ()) -> AggregationFleet:
         if batch + 1 in snapshots:
             fleet.store.partitions.maintain(1)
     return fleet
+
+
+class Link:
+    """The end of a task's connection in a store actor, as a run has it."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+        self.results: list[dict[str, int]] = []
+        self.ended: list[int] = []
+        self.errors: list[BaseException] = []
+        self.fail = self.errors.append
+        self.end_epoch = self.ended.append
+
+    def answer(self, rows: int) -> None:
+        self.answered += rows
+
+    def emit(self, results: pa.Table, piece: Piece | None) -> None:
+        self.results.append(counts(results))
+        if piece is not None:
+            piece.task.answer(piece.rows.rows_read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partitions import Partitions
 from tests.clocks import until
-from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, Link
 
 SENT = pa.schema([("v", pa.string())])
 BATCH = {"query_id": "query", "run_id": "run", "batch_id": 0, "late_ms": 0, "evict_ms": 0, "time_ms": None}
@@ -90,6 +91,9 @@ class Task:
         assert emitted.num_rows == rows
         return answered, {row["v"]: row["n"] for row in emitted.to_pylist()}
 
+    def has_answers(self) -> bool:
+        return bool(select.select([self._socket], [], [], 0)[0])
+
     def marked(self) -> int:
         kind, epoch = self._read(">bq")
         assert kind == 2
@@ -145,15 +149,19 @@ def test_pieces_of_two_tasks_become_one_version(served: Served) -> None:
     first.piece("aab")
     assert first.answered() == (3, {"a": 2, "b": 1})
     second.piece("a")
-    assert second.answered() == (1, {"a": 3})
-    first.mark(3)
-    assert first.marked() == 0
-    first.piece("b", epoch=1)
+    assert second.answered() == (1, {})
+    assert first.answered() == (0, {"a": 3}), "results of a shard leave by one task"
     second.mark(1)
     assert second.marked() == 0
-    assert first.answered() == (1, {"b": 2}), "once the epoch of the other task has ended"
+    second.piece("b", epoch=1)
+    first.piece("a")
+    assert first.answered() == (1, {"a": 4})
+    first.mark(4)
+    assert first.marked() == 0, "once the epoch of the other task has ended"
+    assert first.answered() == (0, {"b": 2})
+    assert second.answered() == (1, {})
     metrics = served.metrics
-    assert (metrics.pieces, metrics.piece_rows, metrics.latency_s) == (3, 5, 0.005)
+    assert (metrics.pieces, metrics.piece_rows, metrics.latency_s) == (4, 6, 0.005)
     assert metrics.folding_s > 0
     until(lambda: len(served.fleet.deltas()) == 1)
 
@@ -174,16 +182,31 @@ def test_rows_of_other_types_are_sent_as_arrow_has_them(served: Served) -> None:
         assert sorted((row["v"], row["n"]) for row in emitted) == [("a", 2 * times), ("b", times)]
 
 
-def test_a_slow_task_holds_up_no_shard_and_gets_all_in_order(served: Served) -> None:
+def test_the_task_by_which_results_leave_may_join_last(served: Served) -> None:
+    second = served.task(1)
+    second.piece("ab")
+    second.piece("a")
+    until(lambda: served.metrics.pieces == 2)
+    assert not second.has_answers()
+    first = served.task(0)
+    assert [second.answered() for _ in range(2)] == [(2, {}), (1, {})]
+    assert [first.answered() for _ in range(2)] == [(0, {"a": 1, "b": 1}), (0, {"a": 2})]
+
+
+def test_a_slow_sink_stops_the_tasks_of_its_shards_and_gets_all_in_order(served: Served) -> None:
     first, second = served.task(0), served.task(1)
     wide = [f"{number:05}" + "x" * 1000 for number in range(200)]
     for _ in range(20):
         # The answers do not fit into the connection, and nobody reads them.
         first.piece_of(wide)
+    until(lambda: served.metrics.pieces == 20)
     second.piece("a")
-    assert second.answered() == (1, {"a": 1})
+    until(lambda: served.metrics.pieces == 21)
+    assert not second.has_answers()
     for times in range(1, 21):
         assert first.answered() == (200, dict.fromkeys(wide, times))
+    assert first.answered() == (0, {"a": 1})
+    assert second.answered() == (1, {})
 
 
 @pytest.mark.parametrize(
@@ -203,6 +226,7 @@ def test_what_is_malformed_ends_the_run_and_nothing_of_it_counts(served: Served,
     first, second = served.task(0), served.task(1)
     second.piece("a")
     second.answered()
+    first.answered()
     send(first)
     assert why in first.failed()
     second.piece("a")
@@ -258,10 +282,10 @@ def test_a_task_that_comes_as_its_run_ends_leaves_no_shard_open() -> None:
     task = TaskIdentity("s", "query", "run", 0, 0, 0, "host:1")
     run = RunRequest(StateMetadata("s", "query", 1, "update", SCHEMA), SCHEMA, {0: task}, (0, 3))
     may_lease.set()
-    of_first, of_second = runs.join(run), runs.join(run)
+    of_first, of_second = runs.join(run, Link()), runs.join(run, Link())
     runs.leave(run, of_first, "it is lost")
     may_lease.clear()
-    late = ThreadPoolExecutor(1).submit(runs.join, run)
+    late = ThreadPoolExecutor(1).submit(runs.join, run, Link())
     until(lambda: late.running())
     runs.leave(run, of_second, "it is lost, too")
     may_lease.set()

@@ -18,7 +18,7 @@ from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
 from store_actors.epochs.barrier import Barrier, Marker
 from store_actors.epochs.shard import EpochShard, Piece
 from store_actors.serving.partitions import Partitions
-from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, rows
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, Link, counts, rows
 
 TASKS = 2
 _runs = count()
@@ -65,25 +65,52 @@ class EpochMachine(RuleBasedStateMachine):
         first = len(self.logged) - 1
         task = TaskIdentity("s", "query", f"run-{next(_runs)}", first, 0, 0, "executor")
         grant = self.fleet.coordinator.lease(task, "a")
-        self.shard = EpochShard(self.partitions, task, grant, SCHEMA, TASKS, self.threads.submit)
-        self.epoch = first
-        self.open, self.held = Counter(self.logged[-1]), list[tuple[str, list[dict[str, int]]]]()
+        #: Results leave by the first task, which has not joined yet.
+        self.links = [Link() for _ in range(TASKS)]
+        self.shard = EpochShard(
+            self.partitions, task, grant, SCHEMA, TASKS, self.threads.submit, self.links[0].errors.append
+        )
+        self.shard.join(1, self.links[1])
+        self.is_joined = False
+        self.first = self.epoch = first
+        #: Counts of the open version; pieces that wait for the first task, and those of the next epoch, each with its task.
+        self.open = Counter(self.logged[-1])
+        self.unfolded, self.held = list[tuple[int, str]](), list[tuple[int, str]]()
         self.sealed: Counter[str] | None = None
         self.epochs, self.sent, self.ended = [first] * TASKS, [0] * TASKS, 0
 
     @rule(task=st.integers(0, TASKS - 1), values=st.text("abc", min_size=1, max_size=4))
     def send(self, task: int, values: str) -> None:
-        answers: list[dict[str, int]] = []
-        piece = Piece(rows(values), lambda emitted: answers.append(counts(emitted)))
+        if task == 0:
+            self.join()
         self.sent[task] += len(values)
-        self.shard.take(task, self.epochs[task], piece)
-        if self.epochs[task] == self.epoch:
-            self.open.update(values)
-            assert answers == [{value: self.open[value] for value in values}], (
-                "all that the piece changed, as it is now"
-            )
+        answered = self.links[task].answered
+        self.shard.take(task, self.epochs[task], Piece(rows(values), self.links[task]))
+        if self.epochs[task] > self.epoch:
+            self.held.append((task, values))
+        elif not self.is_joined:
+            self.unfolded.append((task, values))
         else:
-            self.held.append((values, answers))
+            assert self.links[task].answered == answered + len(values)
+            self.check_folded([(task, values)])
+        if self.epochs[task] > self.epoch or not self.is_joined:
+            assert self.links[task].answered == answered, "what waits is not answered"
+
+    def check_folded(self, pieces: list[tuple[int, str]]) -> None:
+        """Check that pieces are counted, in their order, and that the first task got all that each changed, as it was then."""
+        results = self.links[0].results[-len(pieces) :] if pieces else []
+        for (_, values), emitted in zip(pieces, results, strict=True):
+            self.open.update(values)
+            assert emitted == {value: self.open[value] for value in values}
+        assert not self.links[1].results
+
+    @rule()
+    def join(self) -> None:
+        if not self.is_joined:
+            self.shard.join(0, self.links[0])
+            self.is_joined = True
+            self.check_folded(self.unfolded)
+            self.unfolded = []
 
     def may_mark(self, task: int) -> bool:
         return self.epochs[task] <= self.epoch and self.sealed is None
@@ -92,16 +119,19 @@ class EpochMachine(RuleBasedStateMachine):
     def mark(self, task: int) -> None:
         if not self.may_mark(task):
             return
-        self.shard.mark(Marker(task, self.epochs[task], self.sent[task]), lambda _: None)
+        if task == 0:
+            self.join()
+        self.shard.mark(Marker(task, self.epochs[task], self.sent[task]), self.links[task])
         self.shard.seal()
         self.epochs[task] += 1
         self.sent[task] = 0
-        if all(epoch > self.epoch for epoch in self.epochs):
+        assert self.links[1].ended == list(range(self.first, self.epochs[1]))
+        is_whole = all(epoch > self.epoch for epoch in self.epochs)
+        assert (self.epoch in self.links[0].ended) is is_whole, "it has results of all tasks"
+        if is_whole:
             self.epoch += 1
             self.sealed = Counter(self.open)
-            for values, answers in self.held:
-                self.open.update(values)
-                assert answers == [{value: self.open[value] for value in values}]
+            self.check_folded(self.held)
             self.held = []
 
     @rule(is_committed=st.booleans())
@@ -126,7 +156,7 @@ class EpochMachine(RuleBasedStateMachine):
         self.fleet.coordinator.lose_answers = 1
         self.threads.run_all()
         with pytest.raises(StateStoreError):
-            self.shard.take(0, self.epochs[0], Piece(rows("a"), lambda _: None))
+            self.shard.take(0, self.epochs[0], Piece(rows("a"), Link()))
         self.begin()
 
     @precondition(lambda self: self.sealed is not None)
@@ -146,7 +176,7 @@ class EpochMachine(RuleBasedStateMachine):
             self.sealed = None
             for task in range(TASKS):
                 if self.epochs[task] == self.epoch:
-                    self.shard.mark(Marker(task, self.epoch, self.sent[task]), lambda _: None)
+                    self.shard.mark(Marker(task, self.epoch, self.sent[task]), self.links[task])
                     self.shard.seal()
                     self.epochs[task] += 1
                     self.sent[task] = 0
@@ -163,7 +193,7 @@ class EpochMachine(RuleBasedStateMachine):
             self.threads.run_all()
         self.shard.end("a task was lost")
         with pytest.raises(FencedError):
-            self.shard.mark(Marker(0, self.epochs[0], self.sent[0]), lambda _: None)
+            self.shard.mark(Marker(0, self.epochs[0], self.sent[0]), self.links[0])
         self.begin()
         self.threads.run_all()
 
@@ -173,7 +203,7 @@ class EpochMachine(RuleBasedStateMachine):
         former, epochs = self.shard, self.epochs
         self.begin()
         with pytest.raises(FencedError):
-            former.take(0, epochs[0], Piece(rows("a"), lambda _: None))
+            former.take(0, epochs[0], Piece(rows("a"), Link()))
         self.threads.run_all()
 
     @rule()

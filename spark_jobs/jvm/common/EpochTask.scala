@@ -190,7 +190,7 @@ private class EpochRows(task: EpochTask, input: Iterator[InternalRow]) extends N
     }
 
   override protected def getNext(): InternalRow = {
-    var row = nextRow()
+    var row = if (isOver) null else nextRow()
     while (row == null && !isOver) {
       send()
       val arrived = task.streams.map(_.receive()).reduce(_ || _)
@@ -397,6 +397,8 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
           marked = if (epoch == markedEpoch) marked + 1 else 1
           markedEpoch = epoch
           skipTo(frame.position())
+          // What follows then may be of the next epoch, in which other tasks are.
+          marked != shards.length
         case Failed if frame.remaining >= 4 =>
           val text = new Array[Byte](frame.getInt())
           if (frame.remaining < text.length) {
