@@ -123,14 +123,14 @@ def test_every_event_is_counted_once_whatever_is_killed(
             wait_for_results_of_now("no result at first")
             for fault in plan:
                 time.sleep(2 * chance.random())
-                pid, pause_s, since_s = (
-                    pid_of(fault[0], fleet, supervisor, broker),
-                    2 + 4 * chance.random(),
-                    time.monotonic(),
-                )
+                pid, pause_s = pid_of(fault[0], fleet, supervisor, broker), 2 + 4 * chance.random()
+                since_s = time.monotonic()
                 do(fault, pid, pause_s, broker)
                 wait_for_results_of_now(f"no result after the {fault[0]} was {fault[1]}")
-                gaps[fault].append(results.longest_gap_s(since_s, time.monotonic()))
+                gaps[fault].append(gap_s := results.longest_gap_s(since_s, time.monotonic()))
+                print(
+                    f"{fault[0]} {fault[1]}{f' for {pause_s:.1f} s' if fault[1] == 'paused' else ''}: nothing for {gap_s:.1f} s"
+                )
             load.stop()
             if query == "windows":
                 # Closes all others.

@@ -110,6 +110,7 @@ def state_of(fleet: Fleet, state: str, version: int | None = None) -> list[str]:
     return comparable(map(rounded, live.scan().to_arrow().to_pylist()))
 
 
+@pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
 @pytest.mark.parametrize(
     ("seed", "steps"),
     [
