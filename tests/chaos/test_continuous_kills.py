@@ -112,9 +112,10 @@ def test_every_event_is_counted_once_whatever_is_killed(
         until(is_so_now, DEADLINE_S, lambda: f"{failure}: {(tmp_path / 'driver.log').read_text()[-3000:]}", 0.05)
 
     def wait_for_results_of_now(failure: str) -> None:
-        """Wait for a result of what is sent from now on, and until an epoch counts that has it."""
-        now_us, before, count = time.time_ns() // 1000, committed(tmp_path), len(results.all)
+        """Wait for a result of what is sent from now on, and then for the next commit of an epoch."""
+        now_us, count = time.time_ns() // 1000, len(results.all)
         wait(lambda: any(result.value["sent"] > now_us for result in results.all[count:]), failure)
+        before = committed(tmp_path)
         wait(lambda: committed(tmp_path) != before, failure)
 
     gaps: dict[Fault, list[float]] = defaultdict(list)
