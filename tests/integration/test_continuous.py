@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -20,6 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from statefleet.fleet import Fleet
 from tests.clocks import until
+from tests.integration.rate_epochs import await_epochs, committed, comparable, started, values_read, view
 from tests.integration.streams import stopping
 
 PARTITIONS, KEYS = 2, 7
@@ -32,29 +32,6 @@ def rate(spark: SparkSession, partitions: int = PARTITIONS) -> DataFrame:
     return stream.option("numPartitions", partitions).load().selectExpr(*COLUMNS)
 
 
-def view(name: str) -> str:
-    return name.replace("-", "_")
-
-
-def started(
-    frame: DataFrame, folder: Path, sink: str = "noop", name: str = "counted", mode: str = "update"
-) -> StreamingQuery:
-    writer = frame.writeStream.format(sink).queryName(view(name)).outputMode(mode)
-    return writer.trigger(continuous="200 milliseconds").option("checkpointLocation", str(folder)).start()
-
-
-def committed(folder: Path) -> int:
-    """Return the last epoch in Spark's commit log; -1 without any."""
-    return max((int(file.name) for file in (folder / "commits").glob("[0-9]*")), default=-1)
-
-
-def values_read(folder: Path, epoch: int) -> list[int]:
-    """Return the rows that Spark's offset log says were read up to the end of an epoch."""
-    last = json.loads((folder / "offsets" / str(epoch)).read_text().splitlines()[-1])
-    partitions = len(last)
-    return [value for first, at in last.items() for value in range(int(first), at["value"] + 1, partitions)]
-
-
 def read_by(folder: Path, epoch: int) -> Counter[int]:
     """Return how many rows of each key were read up to the end of an epoch."""
     return Counter(value % KEYS for value in values_read(folder, epoch))
@@ -63,19 +40,6 @@ def read_by(folder: Path, epoch: int) -> Counter[int]:
 def batch_of(spark: SparkSession, folder: Path, epoch: int) -> DataFrame:
     """Return the rows that were read up to the end of an epoch, as a table."""
     return spark.createDataFrame([(value,) for value in values_read(folder, epoch)], "value long").selectExpr(*COLUMNS)
-
-
-def comparable(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return rows in an order of their own; lists have none."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: plain(field) for name, field in sorted(value.items())}
-        if isinstance(value, list):
-            return sorted(map(plain, value))
-        return value.replace(tzinfo=None) if isinstance(value, datetime) else value
-
-    return sorted(repr(plain(row)) for row in rows)
 
 
 def state_rows(fleet: Fleet, name: str, folder: Path) -> list[dict[str, Any]]:
@@ -87,12 +51,6 @@ def state_rows(fleet: Fleet, name: str, folder: Path) -> list[dict[str, Any]]:
 def shards_of(fleet: Fleet, name: str) -> int:
     (state,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
     return len(state["shards"])
-
-
-def await_epochs(query: StreamingQuery, folder: Path, epochs: int) -> None:
-    first = committed(folder)
-    until(lambda: query.exception() or committed(folder) >= first + epochs)
-    assert query.exception() is None
 
 
 def run_for(query: StreamingQuery, folder: Path, epochs: int) -> None:
