@@ -51,6 +51,10 @@ _PAGE_TESTS = {
     "docs/tables.md": "tests/connectors/test_tables.py::test_the_programs_of_the_page_run",
     "docs/testing.md": "tests/integration/test_query_tester.py::test_the_page",
 }
+#: The program that follows changes, beside the query of the same page.
+_ONCE = (
+    "tests/connectors/test_real_time_page.py::test_a_follower_that_dies_between_any_two_steps_sends_each_change_once"
+)
 _IMPORT = re.compile(r"\bfleet\.import_\w+\(")
 _IMPORTS = "tests/integration/test_pages.py::test_state_is_imported"
 _OPERATOR_EXAMPLES = "tests/integration/test_docs.py::test_example"
@@ -72,6 +76,8 @@ def runner(block: Block) -> str | None:
         return _PAGE_TESTS["README.md"]
     if block.page == "docs/operators.md":
         return _OPERATOR_EXAMPLES if _RESULT.search(block.code) else _OTHERS_OF_OPERATORS
+    if "transactional.id" in block.code:
+        return _ONCE
     if _IMPORT.search(block.code):
         return _IMPORTS
     return _PAGE_TESTS.get(block.page)

@@ -277,7 +277,7 @@ class StateHistory:
         if version < oldest:
             raise InvalidRequestError(
                 "this version is older than the oldest one that is retained; nothing was changed; ask for a newer one, and "
-                "raise min_versions_to_retain to keep more",
+                "raise min_versions_to_retain or retain_s to keep more",
                 state=self.state_name,
                 partition=shard[0],
                 store=shard[1],

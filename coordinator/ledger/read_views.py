@@ -226,7 +226,7 @@ def _not_finished(created: StateMetadata, version: int, newest: int) -> VersionN
 def _not_retained(created: StateMetadata, version: int, oldest: int, newest: int) -> VersionNotFoundError:
     return VersionNotFoundError(
         "the state has no such version (any more); nothing was changed; read one from the oldest to the newest, and raise "
-        "min_versions_to_retain to keep more",
+        "min_versions_to_retain or retain_s to keep more",
         state=created.state_name,
         version=version,
         oldest=oldest,

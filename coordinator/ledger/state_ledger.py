@@ -20,6 +20,7 @@ commits a version supersedes what earlier runs committed from that version on: t
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -411,14 +412,20 @@ class StateLedger(LedgerState):
         self.refuse_discarded(snapshot.files)
         return [SnapshotAdded(snapshot)], True
 
-    def decide_truncation(self, min_versions_to_retain: int) -> tuple[list[Record], dict[ShardKey, int]]:
+    def decide_truncation(
+        self, min_versions_to_retain: int, since_ms: float | None = None
+    ) -> tuple[list[Record], dict[ShardKey, int]]:
         """Truncate versions that need not be retained; returns the new oldest version of each shard that loses some.
 
-        Spark's rule: keep the newest snapshot that is at or below ``newest - min_versions_to_retain + 1``, and everything after it.
+        Spark's rule: keep the newest snapshot that is at or below ``newest - min_versions_to_retain + 1``, and everything after it. At
+        or below the version that was the newest one at `since_ms`, too, by the clocks of those who committed.
         """
         truncated_at: dict[ShardKey, int] = {}
         for shard, chain in self._chains.items():
             needed = (chain[-1].version if chain else 0) - min_versions_to_retain + 1
+            if since_ms is not None and chain:
+                first = bisect.bisect_left(chain, since_ms, hi=len(chain) - 1, key=lambda entry: entry.committed_at_ms)
+                needed = min(needed, chain[first].base_version)
             covering = [snapshot.version for snapshot in self._snapshots.get(shard, ()) if snapshot.version <= needed]
             if covering and covering[-1] > self._oldest_retained.get(shard, 0):
                 truncated_at[shard] = covering[-1]

@@ -19,7 +19,7 @@ from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import ShardKey
 from coordinator.model.load_plans import LoadPlans
 from coordinator.model.maintenance import Maintenance
-from coordinator.runtime.runtime import Clock
+from coordinator.runtime.runtime import Clock, now_ms
 from coordinator.storage.probe import time_of_store
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
@@ -106,10 +106,11 @@ class Cleaner:
 
     async def _truncate(self, writer: LedgerWriter, *, dry_run: bool) -> tuple[dict[ShardKey, int], int]:
         """Truncate, and return the oldest retained versions that move, with the ledger's epoch."""
-        keep = self._maintenance.min_versions_to_retain
+        keep, retain_s = self._maintenance.min_versions_to_retain, self._maintenance.retain_s
+        since_ms = now_ms(self._clock) - 1000 * retain_s if retain_s else None
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[dict[ShardKey, int], int]]:
-            records, floors = ledger.decide_truncation(keep)
+            records, floors = ledger.decide_truncation(keep, since_ms)
             return [] if dry_run else records, (floors, ledger.epoch)
 
         return await writer.decide(decide)

@@ -16,9 +16,12 @@ class Maintenance:
     interval_s
         Seconds between rounds of maintenance (``spark.sql.streaming.stateStore.maintenanceInterval``).
     min_deltas_for_snapshot
-        Deltas since the last snapshot that make a new one due (``..stateStore.minDeltasForSnapshot``).
+        Deltas since the last snapshot that make a new one due (``..stateStore.minDeltasForSnapshot``). A shard with more than 1 MiB in
+        memory waits until their files have a quarter of that, for ten rounds at most.
     min_versions_to_retain
         Newest versions that stay readable (``spark.sql.streaming.minBatchesToRetain``).
+    retain_s
+        Seconds for which every version stays readable, beside the newest ones; for continuous queries, whose versions are many.
     grace_s
         Seconds that a file which no manifest names is left alone: it may belong to a commit on its way.
     unload_after_s
@@ -30,6 +33,7 @@ class Maintenance:
     interval_s: float = 60.0
     min_deltas_for_snapshot: int = 10
     min_versions_to_retain: int = 100
+    retain_s: float = 0.0
     grace_s: float = 3600.0
     unload_after_s: float = 3600.0
 
@@ -40,11 +44,12 @@ class Maintenance:
             self.interval_s <= 0
             or self.min_deltas_for_snapshot < 1
             or self.min_versions_to_retain < 2
+            or self.retain_s < 0
             or self.grace_s < 1
             or self.unload_after_s < 0
         ):
             raise InvalidRequestError(
-                "maintenance needs interval_s > 0, min_deltas_for_snapshot >= 1, min_versions_to_retain >= 2, grace_s >= 1 and "
-                "unload_after_s >= 0",
+                "maintenance needs interval_s > 0, min_deltas_for_snapshot >= 1, min_versions_to_retain >= 2, retain_s >= 0, "
+                "grace_s >= 1 and unload_after_s >= 0",
                 **asdict(self),
             )

@@ -49,6 +49,8 @@ from store_actors.serving.store_formats import StoreDefinition, StoreFormat
 
 #: Versions behind the newest whose attempt is remembered; more than memory can go back.
 _KNOWN_ATTEMPTS = 4
+#: A snapshot of more than so many bytes in memory waits until its deltas have so small a part of them, or for so many rounds.
+_LARGE_BYTES, _DELTA_SHARE, _SPARED_ROUNDS = 1 << 20, 1 / 4, 9
 #: Keys that are looked for under the lock at once: a batch waits for no more than these.
 _KEYS_AT_ONCE = 1 << 14
 
@@ -82,6 +84,8 @@ class Lineage:
         The counted commits, one a store, that made the version; none if it was loaded.
     deltas
         Commits since the last snapshot: what loading would replay.
+    delta_bytes, spared
+        Bytes of the files of those that were made here, and rounds of maintenance in which there were too few for a snapshot.
     restore_ms, load_bytes
         How long it took to bring memory to the version that the next commit builds on, and bytes of the files that were read for it.
     failures
@@ -95,6 +99,8 @@ class Lineage:
     attempts: dict[int, str] = field(default_factory=dict)
     newest: tuple[CommitEntry, ...] = ()
     deltas: int = 0
+    delta_bytes: int = 0
+    spared: int = 0
     restore_ms: int = 0
     load_bytes: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -146,6 +152,8 @@ class Lineage:
     def loaded(self, base: int, counted: str, deltas: int) -> None:
         """Note that memory was loaded at version `base` by replaying `deltas` deltas."""
         self.is_loaded, self.version, self.newest, self.deltas = True, base, (), deltas
+        # How large the files are that were read is not known here: they are not spared.
+        self.delta_bytes, self.spared = 0, _SPARED_ROUNDS if deltas else 0
         self.attempts = {base: counted} if counted else {}
 
     def leased(self, epoch: int, run_id: str, restore_ms: int = 0, load_bytes: int = 0) -> None:
@@ -164,12 +172,28 @@ class Lineage:
         for version in [older for older in self.attempts if older < self.version - _KNOWN_ATTEMPTS]:
             del self.attempts[version]
         self.deltas += 1
+        self.delta_bytes += sum(entry.file_bytes for entry in counted)
         self.restore_ms = self.load_bytes = 0
         self.failures.clear()
 
-    def snapshot_written(self, deltas: int) -> None:
-        """Note a snapshot that covers `deltas` deltas."""
+    def is_snapshot_due(self, min_deltas: int) -> bool:
+        """Return whether this round of maintenance should write a snapshot; note if it is spared one.
+
+        A snapshot has all rows: where epochs of a second change few of many, one a minute would write all of them each minute. What
+        loading replays stays small beside the rows.
+        """
+        if self.deltas < min_deltas:
+            return False
+        state_bytes = sum(entry.state_bytes for entry in self.newest)
+        is_large = state_bytes > max(_LARGE_BYTES, self.delta_bytes / _DELTA_SHARE)
+        self.spared += is_large
+        return not is_large or self.spared > _SPARED_ROUNDS
+
+    def snapshot_written(self, deltas: int, delta_bytes: int) -> None:
+        """Note a snapshot that covers `deltas` deltas, of which those that were made here have `delta_bytes`."""
         self.deltas = max(0, self.deltas - deltas)
+        self.delta_bytes = max(0, self.delta_bytes - delta_bytes)
+        self.spared = 0
 
     def forget(self) -> None:
         """Note that memory holds nothing any more."""

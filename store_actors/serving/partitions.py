@@ -83,7 +83,7 @@ class Partitions:
                     continue
                 if store_id in reassigned:
                     self._evict(partition)
-                elif partition.lineage.deltas >= min_deltas_for_snapshot:
+                elif partition.lineage.is_snapshot_due(min_deltas_for_snapshot):
                     self._write_snapshots(store_id, partition)
             except Exception as error:  # of any kind: the other shards are maintained as usual
                 self.metrics.maintenance_failed(store_id.path(), error)
@@ -134,7 +134,7 @@ class Partitions:
                 for entry in partition.lineage.newest
                 if (store := partition.stores.get(entry.store_name)) is not None
             ]
-            deltas = partition.lineage.deltas
+            covered = partition.lineage.deltas, partition.lineage.delta_bytes
         for entry, schema, room, pieces in stores:
             of_store = structs.replace(store_id, store_name=entry.store_name)
             with self.memory.using(store_id), closing(tables_of(partition.lock, pieces)) as tables:
@@ -142,7 +142,7 @@ class Partitions:
         if stores:
             # A snapshot that the coordinator did not accept is obsolete or exists already: it is not written again.
             with partition.lock:
-                partition.lineage.snapshot_written(deltas)
+                partition.lineage.snapshot_written(*covered)
 
 
 class Transfers:

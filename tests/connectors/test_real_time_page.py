@@ -1,19 +1,26 @@
-"""The program of docs/real-time.md, run as it stands beside a real broker, and its query in micro-batches and back."""
+"""The programs of docs/real-time.md, run as they stand beside a real broker: the query, also in micro-batches and back, and the one
+that sends its changes exactly once.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
+from confluent_kafka import Consumer, KafkaException
 from pyspark.sql import SparkSession
 
 import statefleet as sf
+from statefleet.reads.state import LiveState
 from tests.clocks import until
 from tests.code_blocks import blocks_of
+from tests.conftest import NewUri
 from tests.connectors.topics import read_records, send_json
 from tests.integration.streams import stopping
 from tests.kafka_broker import KafkaBroker
@@ -22,6 +29,13 @@ from tests.page_programs import run_blocks
 NOON = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
 CARDS = 5
 Totals = dict[tuple[str, str], tuple[int, int]]
+QUERY = (
+    "tests/connectors/test_real_time_page.py::"
+    "test_the_program_of_the_page_runs_and_its_query_goes_to_micro_batches_and_back"
+)
+FOLLOWER = (
+    "tests/connectors/test_real_time_page.py::test_a_follower_that_dies_between_any_two_steps_sends_each_change_once"
+)
 
 
 def payments(numbers: range) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -45,10 +59,16 @@ def newest(spark: SparkSession, broker: KafkaBroker) -> Totals:
     """Return the newest record of each group in the topic of results."""
     found: Totals = {}
     for _, value in read_records(spark, broker, "spent"):
-        at = dt.datetime.fromisoformat(value["window"]["start"]).astimezone(dt.UTC).strftime("%H:%M")
-        group = at, value["card"]
+        group = group_of(value)
         found[group] = max(found.get(group, (0, 0)), (value["payments"], value["amount"]))
     return found
+
+
+def group_of(value: dict[str, Any]) -> tuple[str, str]:
+    """Return window and card of a row, or of a record."""
+    start = value["window"]["start"]
+    at = start if isinstance(start, dt.datetime) else dt.datetime.fromisoformat(start)
+    return at.astimezone(dt.UTC).strftime("%H:%M"), value["card"]
 
 
 @pytest.mark.timeout(600)
@@ -65,10 +85,6 @@ def test_the_program_of_the_page_runs_and_its_query_goes_to_micro_batches_and_ba
         "/data/spent-checkpoint": str(folder),
     }
     scope: dict[str, Any] = {"__name__": "__main__"}
-    programs = blocks_of(
-        "tests/connectors/test_real_time_page.py::"
-        "test_the_program_of_the_page_runs_and_its_query_goes_to_micro_batches_and_back"
-    )
     ends = iter(range(60, 1000, 60))
 
     def comes(query: Any) -> None:
@@ -78,7 +94,7 @@ def test_the_program_of_the_page_runs_and_its_query_goes_to_micro_batches_and_ba
         until(lambda: query.exception() or newest(spark, broker) == totals(range(end)), within_s=120, every_s=0.5)
         assert query.exception() is None
 
-    run_blocks(programs, scope, replacements)
+    run_blocks(blocks_of(QUERY), scope, replacements)
     with stopping(scope["query"]) as query:
         comes(query)
         comes(query)
@@ -98,3 +114,161 @@ def test_the_program_of_the_page_runs_and_its_query_goes_to_micro_batches_and_ba
     last = max((folder / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
     offsets = json.loads(last.read_text().splitlines()[-1])
     assert sum(offsets["payments"].values()) == 240
+
+
+# -- changes, sent once ----------------------------------------------------------------------------------------------
+
+#: Steps of a follower, in their order.
+STEPS = ("init_transactions", "begin_transaction", "produce", "send_offsets_to_transaction", "commit_transaction")
+
+
+class Died(Exception):
+    """The follower's process is gone."""
+
+
+class MortalProducer:
+    """A producer whose program dies before or after a step; what it left open stays open.
+
+    Parameters
+    ----------
+    death
+        Number of the call in :data:`STEPS`, counted over all of them, and whether it is made; None to live on.
+    """
+
+    def __init__(self, producer: Any, death: tuple[str, bool] | None) -> None:
+        self._producer, self._death = producer, death
+
+    def __getattr__(self, step: str) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            is_last = self._death is not None and step == self._death[0]
+            if not is_last or self._death == (step, True):
+                getattr(self._producer, step)(*args)
+            if is_last:
+                raise Died(step)
+
+        return call
+
+
+class Followers:
+    """Runs the page's follower again and again, in this process."""
+
+    def __init__(self, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._places, self._monkeypatch = places, monkeypatch
+        #: Producers of those that died, by where.
+        self.dead: dict[tuple[str, bool], Any] = {}
+
+    def run(self, death: tuple[str, bool] | None, passes: int = 1) -> None:
+        """Run the follower until it dies, or for some passes of its loop."""
+        make = confluent_kafka.cimpl.Producer
+
+        def mortal(settings: dict[str, Any]) -> MortalProducer:
+            producer = make(settings)
+            if death is not None:
+                self.dead[death] = producer
+            return MortalProducer(producer, death)
+
+        self._monkeypatch.setattr(confluent_kafka, "Producer", mortal)
+        scope: dict[str, Any] = {"__name__": "__main__", "passes": iter(range(passes))}
+        try:
+            run_blocks(blocks_of(FOLLOWER), scope, self._places | {"while True:": "for _ in passes:"})
+        except Died:
+            assert death is not None
+        else:
+            assert death is None
+
+
+def all_records(broker: KafkaBroker, topic: str, isolation: str = "read_committed") -> list[dict[str, Any]]:
+    """Return the values of a topic as a reader gets them, partition by partition."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.address,
+            "group.id": f"reader-{isolation}",
+            "isolation.level": isolation,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.subscribe([topic])
+    values, ended = [], set()
+    while len(ended) < 2:
+        message = consumer.poll(30)
+        assert message is not None, "the broker does not answer"
+        if message.error():
+            ended.add(message.partition())
+        else:
+            values.append(json.loads(message.value()))
+    consumer.close()
+    return values
+
+
+def newest_changes(state: LiveState) -> Totals:
+    """Return what the changes of a state leave of each group, also of those that are closed."""
+    changes = state.changes(since=0).to_arrow().sort_by("_commit_version").to_pylist()
+    return {group_of(row): (row["payments"], row["amount"]) for row in changes}
+
+
+@pytest.mark.timeout(600)
+def test_a_follower_that_dies_between_any_two_steps_sends_each_change_once(
+    spark: SparkSession, new_uri: NewUri, broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sf, "start_session", lambda *_, **__: spark)
+    uri = new_uri()
+    fleet = sf.connect(uri, maintenance=sf.Maintenance(retain_s=3600))
+    for topic in ("once-payments", "once-early", "spent-once"):
+        broker.create_topic(topic, 2)
+    places = {
+        "localhost:9092": broker.address,
+        "file:///var/lib/statefleet": uri,
+        "/data/spent-checkpoint": str(tmp_path / "checkpoint"),
+        '"subscribe", "payments"': '"subscribe", "once-payments"',
+        '"topic", "spent"': '"topic", "once-early"',
+    }
+    query: dict[str, Any] = {"__name__": "__main__"}
+    run_blocks(blocks_of(QUERY), query, places)
+    state = fleet.state("spent")
+    ends = iter(range(20, 1000, 20))
+
+    def counted() -> int:
+        """Send more, and return the number of payments once an epoch with all of them counts."""
+        end = next(ends)
+        send_json(spark, broker, "once-payments", list(payments(range(end - 20, end))))
+        until(
+            lambda: query["query"].exception() or newest_changes(state) == totals(range(end)), within_s=120, every_s=0.3
+        )
+        assert query["query"].exception() is None
+        return end
+
+    followers = Followers(places, monkeypatch)
+    with stopping(query["query"]):
+        counted()
+        followers.run(None)
+        counted()
+        for death in [(step, is_done) for step in STEPS for is_done in (False, True)]:
+            followers.run(death)
+            counted()
+        followers.run(None)
+    # The query is killed in an epoch, goes on, and so does the follower.
+    query["query"] = query["started"](continuous="1 second")
+    with stopping(query["query"]):
+        counted()
+        followers.run(None, passes=3)
+        sent = counted()
+        followers.run(None)
+    with pytest.raises(KafkaException):
+        followers.dead["commit_transaction", False].commit_transaction()
+    records = all_records(broker, "spent-once")
+    assert len(all_records(broker, "spent-once", "read_uncommitted")) > len(records), (
+        "some died with records on their way"
+    )
+    changes = Counter(json.dumps(row) for row in records if "_commit_version" in row)
+    begun = min(json.loads(row)["_commit_version"] for row in changes)
+    all_changes = state.changes(since=begun - 1).to_arrow().to_pylist()
+    assert changes == Counter(json.dumps(row, default=str) for row in all_changes)
+    # Those of a group are in their order, and the last one has all its payments.
+    last: Totals = {}
+    for row in records:
+        assert row["payments"] >= last.get(group_of(row), (0, 0))[0]
+        last[group_of(row)] = row["payments"], row["amount"]
+    assert last == totals(range(sent))
+    fleet.shutdown()
