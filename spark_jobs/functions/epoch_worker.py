@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import time
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from msgspec import structs
 
 from coordinator.model.errors import StateStoreError
 from coordinator.model.watermarks import Watermarks
+from spark_jobs.functions.user_program import OpenProgram, UserBatch, UserTask
 from spark_jobs.worker.process import fleet_client, task_identity
 from store_actors.client.operator_task import BatchHeader, EventTimes
 from store_actors.connections.function_stream import PIECE, Frame, FunctionConnection
 from store_actors.engine.columns import in_schema
 from store_actors.messages.requests import BatchFacts
 
-# It imports this module.
-if TYPE_CHECKING:
-    from spark_jobs.functions.user_state_task import OpenProgram, UserStateTask
 
-
-def serve(task: UserStateTask, header: BatchHeader, where: dict[str, Any]) -> None:
+def serve(task: UserTask, header: BatchHeader, where: dict[str, Any]) -> None:
     """Call the program until the run ends.
 
     Parameters
@@ -53,7 +50,7 @@ def serve(task: UserStateTask, header: BatchHeader, where: dict[str, Any]) -> No
 class _EpochProgram:
     """A program, and the session of the present epoch."""
 
-    def __init__(self, task: UserStateTask, header: BatchHeader, program: OpenProgram) -> None:
+    def __init__(self, task: UserTask, header: BatchHeader, program: OpenProgram) -> None:
         self._task, self._shard, self._program = task, header.shard, program
         self._raw = task.schema.raw_schema()
         self._client = fleet_client(task.address)
@@ -81,8 +78,6 @@ class _EpochProgram:
 
     def _run(self, rows: pa.Table, after: Watermarks) -> pa.Table:
         """Return what the program emits for rows, and for what is due by the watermarks after them."""
-        from spark_jobs.functions.user_state_task import UserBatch
-
         rows = pa.Table.from_batches([in_schema(self._raw, batch) for batch in rows.to_batches()], self._raw)
         on_time = self._task.on_time(rows, self._watermarks.input_ms)
         times = EventTimes(self._watermarks.input_ms, after)

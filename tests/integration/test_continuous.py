@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -15,49 +14,30 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
 
 from statefleet.fleet import Fleet
 from tests.clocks import until
-from tests.integration.rate_epochs import await_epochs, committed, comparable, started, values_read, view
+from tests.integration.rate_epochs import (
+    COLUMNS,
+    KEYS,
+    await_epochs,
+    committed,
+    comparable,
+    rate,
+    read_by,
+    run_for,
+    shards_of,
+    started,
+    state_rows,
+    values_read,
+    view,
+)
 from tests.integration.streams import stopping
-
-PARTITIONS, KEYS = 2, 7
-#: The event time is that of the row's number: 0.1 s each, from the first minute of 1970 on.
-COLUMNS = (f"value % {KEYS} as k", "value", "timestamp_millis(60000 + value * 100) as at")
-
-
-def rate(spark: SparkSession, partitions: int = PARTITIONS) -> DataFrame:
-    stream = spark.readStream.format("rate").option("rowsPerSecond", 200)
-    return stream.option("numPartitions", partitions).load().selectExpr(*COLUMNS)
-
-
-def read_by(folder: Path, epoch: int) -> Counter[int]:
-    """Return how many rows of each key were read up to the end of an epoch."""
-    return Counter(value % KEYS for value in values_read(folder, epoch))
 
 
 def batch_of(spark: SparkSession, folder: Path, epoch: int) -> DataFrame:
     """Return the rows that were read up to the end of an epoch, as a table."""
     return spark.createDataFrame([(value,) for value in values_read(folder, epoch)], "value long").selectExpr(*COLUMNS)
-
-
-def state_rows(fleet: Fleet, name: str, folder: Path) -> list[dict[str, Any]]:
-    """Return the state at the last epoch of Spark's commit log."""
-    rows: list[dict[str, Any]] = fleet.state(name).at(committed(folder) + 1).scan().to_arrow().to_pylist()
-    return rows
-
-
-def shards_of(fleet: Fleet, name: str) -> int:
-    (state,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
-    return len(state["shards"])
-
-
-def run_for(query: StreamingQuery, folder: Path, epochs: int) -> None:
-    """Have a query commit some epochs, and stop it."""
-    with stopping(query):
-        await_epochs(query, folder, epochs)
-    assert query.exception() is None
 
 
 def test_state_is_what_the_offsets_of_the_last_epoch_say_in_each_run(

@@ -17,8 +17,7 @@ from pyspark.sql.streaming.state import GroupState
 from statefleet import StatefulProcessor, StatefulProcessorHandle
 from statefleet.fleet import Fleet
 from tests.clocks import until
-from tests.integration.streams import stopping
-from tests.integration.test_continuous import (
+from tests.integration.rate_epochs import (
     KEYS,
     await_epochs,
     committed,
@@ -30,6 +29,7 @@ from tests.integration.test_continuous import (
     state_rows,
     view,
 )
+from tests.integration.streams import stopping
 
 
 def counted(keys: pa.Table, rows: pa.Table, state: Any) -> pa.Table:
