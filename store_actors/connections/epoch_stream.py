@@ -36,7 +36,7 @@ from store_actors.engine.pieces import batches
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.functions import FunctionRuns, FunctionShard
 from store_actors.epochs.runs import EpochRuns, RunRequest
-from store_actors.epochs.shard import Piece, RunTask
+from store_actors.epochs.shard import EpochShard, Piece, RunTask
 from store_actors.messages.requests import ShardInput
 from store_actors.serving.metrics import StoreMetrics
 
@@ -178,17 +178,8 @@ class EpochServer:
         )
 
 
-class TakingShard(Protocol):
-    """A shard that takes pieces and markers; see :class:`~store_actors.epochs.shard.EpochShard`."""
-
-    def take(self, task: int, epoch: int, piece: Piece) -> None:
-        """Take a task's piece."""
-
-    def mark(self, marker: Marker, task: RunTask) -> None:
-        """Take the end of a task's epoch."""
-
-    def seal(self) -> None:
-        """Seal the epoch if it has the markers of all tasks."""
+#: A shard that takes pieces and markers.
+TakingShard = EpochShard | FunctionShard
 
 
 class RowFormat(Protocol):
