@@ -230,7 +230,7 @@ class Fleet(LiveFleet):
             operator = RoutedOperator.of(plan, name, self.uri, modes=modes)
             num_shards = shards if operator.schema.keys else 1  # a single global group has a single shard
             viewed = operator.schema
-            sockets = None if operator.upstream.by_python else _sockets_of(self.uri)
+            sockets = _sockets_of(self.uri)
             # The view for readers is stored with the state's metadata; no task needs it.
             operator = replace(
                 operator,

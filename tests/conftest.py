@@ -1,4 +1,4 @@
-"""Storage of the tests' fleets (a folder, or a bucket of a real S3-compatible server: ``--store s3``), and their names."""
+"""Storage of the tests' fleets (a folder, or a bucket of a real S3-compatible server: ``--store s3``), and their names; Kafka."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import settings
 
+from tests.kafka_broker import KafkaBroker
 from tests.s3_server import BUCKET, S3Server
 
 # Helper modules assert for tests: a failure shows the values, as in a test module. Said before any of them is imported.
@@ -49,6 +50,17 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         del os.environ[name]
     os.environ.update(kept)
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A Kafka broker of this run; without its jars, which come from Maven Central once, tests are skipped."""
+    try:
+        broker = KafkaBroker(tmp_path_factory.mktemp("kafka"))
+    except OSError as error:
+        pytest.skip(f"the broker's jars cannot be downloaded: {error}")
+    yield broker
+    broker.stop()
 
 
 @pytest.fixture(scope="session")

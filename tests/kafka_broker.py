@@ -118,6 +118,12 @@ class KafkaBroker:
     def __repr__(self) -> str:
         return f"KafkaBroker({self.address!r})"
 
+    @property
+    def pid(self) -> int:
+        """The broker's process."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Start the broker on its address, with the data that it has."""
         with self._log.open("ab") as log:

@@ -13,7 +13,8 @@ from pyspark.sql.types import _parse_datatype_string
 
 from coordinator.model.schema import Field
 from coordinator.model.type_names import payload_type
-from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, GroupView
+from spark_jobs.functions.user_program import EVENT_TIME_FIELD
+from spark_jobs.functions.user_state_task import GroupView
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import several_event_times, watermark_delay_ms
 from spark_jobs.plan.keys import Key, key_of, leaf_field

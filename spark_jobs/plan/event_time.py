@@ -45,7 +45,7 @@ class Upstream:
     shards
         Number of shards that the program asks for; None if it accepts the current number.
     sockets
-        How the paths of the sockets begin to which its tasks hand rows over; None if a Python worker gets them.
+        How the paths of the store actors' sockets begin.
     by_python
         Why a Python worker gets them; None if none does.
     accumulators

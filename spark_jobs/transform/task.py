@@ -18,7 +18,8 @@ from pyspark.sql import types as T
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Field, StateSchema
 from spark_jobs.functions.groups import Groups, Rows, key_codes, tables_of
-from spark_jobs.functions.user_state_task import GroupView, UserBatch
+from spark_jobs.functions.user_program import UserBatch
+from spark_jobs.functions.user_state_task import GroupView
 from spark_jobs.functions.values import Raw, RowValues
 from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.plan.spark_version import SPARK
@@ -112,7 +113,7 @@ class InitialRows:
 
 @dataclass(frozen=True)
 class ProcessorProgram:
-    """A user's processor; see :class:`~spark_jobs.functions.user_state_task.UserProgram`.
+    """A user's processor; see :class:`~spark_jobs.functions.user_program.UserProgram`.
 
     Attributes
     ----------

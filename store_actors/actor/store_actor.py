@@ -41,6 +41,7 @@ from store_actors.client.operator_task import emitted_rows
 from store_actors.connections.direct_calls import DirectAddress, DirectServer
 from store_actors.connections.epoch_stream import EpochServer
 from store_actors.connections.hand_over import address_of, hand_over_server, sockets_of
+from store_actors.epochs.functions import FunctionRuns
 from store_actors.epochs.runs import EpochRuns
 from store_actors.messages.key_queries import KeyQuery, KeyResults
 from store_actors.messages.requests import (
@@ -442,7 +443,7 @@ class StoreActor(StoreProcess):
         actors = LocalActors(actor_name, self, runtime)
         calls = LeasedCalls(actors, coordinator, runtime.clock, partial(actors.find, actor_name))
         serve = partial(emitted_rows, calls, is_limited=memory.limit is not None)
-        epochs = EpochServer(self.runs, self._metrics, runtime, self._check_process)
+        epochs = EpochServer(self.runs, FunctionRuns(runtime.threads), self._metrics, runtime, self._check_process)
         hand_over_server(address, serve, epochs.serve, runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)

@@ -49,6 +49,8 @@ class BatchHeader:
         When Spark planned the batch: its processing time. In the offset log, so a repeated batch has the same.
     former_time_ms
         `time_ms` of the batch before; None in the first batch.
+    worker
+        Where a user's program gets rows in a continuous query, of which this is the first epoch (``EpochTask.scala``); None in a batch.
     """
 
     query_id: str
@@ -62,6 +64,7 @@ class BatchHeader:
     first_partition: int = 0
     output_mode: str = ""
     is_temporary: bool = False
+    worker: dict[str, Any] | None = None
 
     @classmethod
     def of_json(cls, text: bytes) -> BatchHeader:

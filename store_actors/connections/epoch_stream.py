@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -32,8 +30,11 @@ from msgspec import structs
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import BatchHeader, InputColumns, OperatorTask, visible
 from store_actors.connections import unsafe_rows
+from store_actors.connections.function_stream import WorkerConnection
+from store_actors.connections.sender import FrameSender
 from store_actors.engine.pieces import batches
 from store_actors.epochs.barrier import Marker
+from store_actors.epochs.functions import FunctionRuns, FunctionShard
 from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.epochs.shard import EpochShard, Piece, RunTask
 from store_actors.messages.requests import ShardInput
@@ -61,6 +62,7 @@ class EpochServer:
     """
 
     runs: EpochRuns
+    functions: FunctionRuns
     metrics: StoreMetrics
     runtime: Runtime
     check_fitness: Callable[[], None]
@@ -75,9 +77,15 @@ class EpochServer:
         OSError
             The connection is lost.
         """
+        if request.get("is_worker"):
+            self._serve_worker(request, source, task)
+            return
         connection = _TaskConnection(task, _format(request["unsafe_results"]), self.runtime)
         try:
-            self._serve(request, OperatorTask.of_json(operator), source, connection)
+            if operator:
+                self._serve(request, OperatorTask.of_json(operator), source, connection)
+            else:
+                self._serve_function(request, source, connection)
         except OSError:
             raise
         except Exception as error:
@@ -110,17 +118,68 @@ class EpochServer:
         )
         shards = self.runs.join(run, connection)
         try:
-            row_format, elapsed_s = _format(request["unsafe_rows"]), self.runtime.clock.elapsed_s
-            stream = EpochStream(
-                request["task"], connection, rows, operator, shards, row_format, self.metrics, elapsed_s
-            )
-            stream.take_all(source)
+            inputs = [
+                InputColumns.of(number, schema, rows) for number, schema in enumerate(operator.schema.input_schemas())
+            ]
+            self._take_all(request, source, connection, shards, rows, lambda table: [of.table(table) for of in inputs])
         except Exception as error:
             # Before the others learn that the run is over, and this task with them.
             connection.fail(error)
             raise
         finally:
             self.runs.leave(run, shards, "a task of the run has ended")
+
+    def _take_all(
+        self,
+        request: Mapping[str, Any],
+        source: BinaryIO,
+        connection: _TaskConnection,
+        shards: Mapping[int, TakingShard],
+        rows: pa.Schema,
+        inputs: Callable[[pa.Table], Sequence[pa.Table]],
+    ) -> None:
+        row_format, elapsed_s = _format(request["unsafe_rows"]), self.runtime.clock.elapsed_s
+        stream = EpochStream(request["task"], connection, rows, inputs, shards, row_format, self.metrics, elapsed_s)
+        stream.take_all(source)
+
+    def _serve_function(self, request: Mapping[str, Any], source: BinaryIO, connection: _TaskConnection) -> None:
+        """Take the frames of a task whose rows a user's function gets."""
+        rows = pa.ipc.open_stream(source).read_all().schema
+        state, run_id, why = request["state"], request["batch"]["run_id"], "a task of the run has ended"
+        try:
+            shards = self._function_shards(request, connection)
+            for shard in shards.values():
+                shard.join(request["task"], connection)
+            self._take_all(request, source, connection, shards, rows, lambda table: (table,))
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            connection.fail(error)
+            raise
+        finally:
+            self.functions.end(state, run_id, why)
+
+    def _serve_worker(self, request: Mapping[str, Any], source: BinaryIO, worker: socket.socket) -> None:
+        """Have a function called by a worker until one of the two ends the run."""
+        connection, why = WorkerConnection(worker, self.runtime), "the process that calls the function has ended"
+        try:
+            (shard,) = self._function_shards(request, None).values()
+            why = connection.serve(shard, source)
+        finally:
+            self.functions.end(request["state"], request["batch"]["run_id"], why)
+            connection.finish()
+
+    def _function_shards(
+        self, request: Mapping[str, Any], connection: _TaskConnection | None
+    ) -> Mapping[int, FunctionShard]:
+        self.check_fitness()
+        batch = request["batch"]
+        return self.functions.shards(
+            request["state"], batch["run_id"], batch["batch_id"], request["tasks"], request["shards"], connection
+        )
+
+
+#: A shard that takes pieces and markers.
+TakingShard = EpochShard | FunctionShard
 
 
 class RowFormat(Protocol):
@@ -174,6 +233,8 @@ class EpochStream:
         The task's number in its run, and its end of the connection.
     rows
         Schema of its rows, without the route, which is the last column.
+    inputs
+        Returns the operator's inputs of some rows.
     row_format
         How its rows are sent.
     """
@@ -181,18 +242,14 @@ class EpochStream:
     number: int
     task: RunTask
     rows: pa.Schema
-    operator: OperatorTask
-    shards: Mapping[int, EpochShard]
+    inputs: Callable[[pa.Table], Sequence[pa.Table]]
+    shards: Mapping[int, TakingShard]
     row_format: RowFormat
     metrics: StoreMetrics
     elapsed_s: Callable[[], float]
 
     def take_all(self, source: BinaryIO) -> None:
         """Take frames until the connection ends."""
-        columns = [
-            InputColumns.of(number, schema, self.rows)
-            for number, schema in enumerate(self.operator.schema.input_schemas())
-        ]
         while kind := source.read(1):
             if kind[0] == _PIECE:
                 shard, epoch, rows, size = _PIECE_HEAD.unpack(_read(source, _PIECE_HEAD.size))
@@ -201,7 +258,7 @@ class EpochStream:
                 table = self.row_format.decoded(_read(source, size), self.rows)
                 if table.num_rows != rows:
                     raise ValueError(f"malformed piece: {rows} rows were sent, and {table.num_rows} came")
-                piece = ShardInput(tuple(of_input.table(table) for of_input in columns), rows)
+                piece = ShardInput(tuple(self.inputs(table)), rows)
                 begun_s = self.elapsed_s()
                 self.shards[shard].take(self.number, epoch, Piece(piece, self.task))
                 self.metrics.folded(rows, self.elapsed_s() - begun_s)
@@ -224,19 +281,12 @@ class EpochStream:
 
 
 class _TaskConnection:
-    """Sends a task what it gets, in its order: at once where the connection takes it, which saves a switch to another thread; or else
-    on one. As of :class:`~store_actors.epochs.shard.RunTask`.
-
-    Nothing follows an error. After the connection was lost frames are dropped: its reader ends the run. Thread-safe.
-    """
+    """Sends a task what it gets, as of :class:`~store_actors.epochs.shard.RunTask`. Nothing follows an error. Thread-safe."""
 
     def __init__(self, task: socket.socket, results: RowFormat, runtime: Runtime) -> None:
-        self._task, self._results, self._threads = task, results, runtime.threads
-        self._guard = self._threads.lock()
-        self._waiting: deque[tuple[bytes, Callable[[], None]]] = deque()
-        #: Set once all that waits is sent; None if nothing waits.
-        self._sent: Any = None
-        self._is_over = False
+        self._results = results
+        sender = FrameSender(task, runtime)
+        self._send, self.finish = sender.send, sender.finish
 
     def answer(self, rows: int) -> None:
         self._send(_ROWS + _ROWS_HEAD.pack(rows, 0, 0))
@@ -261,50 +311,6 @@ class _TaskConnection:
         """Send why the run cannot go on; the task ends the connection then."""
         text = f"{type(error).__name__}: {error}".encode()
         self._send(_FAILED + _LENGTH.pack(len(text)) + text, is_last=True)
-
-    def _send(self, frame: bytes, sent: Callable[[], None] = lambda: None, *, is_last: bool = False) -> None:
-        """Send a frame, now or later; then a function is called, without the lock, as it may send to another task."""
-        with self._guard:
-            if self._is_over:
-                return
-            self._is_over = is_last
-            if self._sent is None:
-                frame = frame[self._sent_at_once(frame) :]
-            if frame:
-                self._waiting.append((frame, sent))
-                if self._sent is None:
-                    self._sent = self._threads.future()
-                    self._threads.start(self._send_waiting, "statefleet-epoch-answers")
-                return
-        sent()
-
-    def _sent_at_once(self, frame: bytes) -> int:
-        try:
-            return self._task.send(frame, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return len(frame)
-
-    def _send_waiting(self) -> None:
-        while True:
-            with self._guard:
-                if not self._waiting:
-                    self._sent.set_result(None)
-                    self._sent = None
-                    return
-                frame, sent = self._waiting.popleft()
-            with suppress(OSError):
-                self._task.sendall(frame)
-            sent()
-
-    def finish(self) -> None:
-        """Send nothing more, and wait until all is sent."""
-        with self._guard:
-            self._is_over = True
-            sent = self._sent
-        if sent is not None:
-            sent.result()
 
 
 def _read(source: BinaryIO, size: int) -> bytes:

@@ -46,13 +46,13 @@ log = logging.getLogger(__name__)
 
 #: What follows: rows, the end of the answer, or the text of an error; after rows there is another of these.
 _ROWS, _DONE, _FAILED, _UNSAFE_ROWS = b"\0", b"\1", b"\2", b"\3"
-_LENGTH = struct.Struct(">i")
+LENGTH = struct.Struct(">i")
 #: The end of a shard's rows: the shard, and how many rows and bytes they are. And that of an answer: its rows and bytes.
 _SHARD_END, _ANSWER_END = struct.Struct(">iqq"), struct.Struct(">qq")
 #: Process, user and group of the other side of a connection, as Linux has them.
 _CREDENTIALS = struct.Struct("3i")
 #: Bytes of the secret, and of what a task sends for its proof.
-_SECRET_BYTES = 32
+SECRET_BYTES = 32
 #: Raised with each change of what is sent (``Connection.scala`` has the same): a task and a store actor of two releases do not talk.
 _FORMAT = 5
 #: How the folders of sockets begin; each user has one for each session of Ray.
@@ -129,7 +129,7 @@ class HandOverServer:
         self._request_s, self._rows_s = request_s, rows_s
         self._start_thread, self._clock = runtime.threads.start, runtime.clock
         self._address, self._path = Path(address), Path(f"{address}.{os.getpid()}")
-        self._secret = os.urandom(_SECRET_BYTES)
+        self._secret = os.urandom(SECRET_BYTES)
         self._facts = f"{os.getpid()} {_FORMAT} {base64.b64encode(self._secret).decode()}"
         self._listening = self._published()
 
@@ -220,15 +220,15 @@ class HandOverServer:
                 if user != os.geteuid():
                     log.warning("a process of another user was refused [uid=`%d` socket=`%s`]", user, self._path)
                     return
-                challenge = source.read(_SECRET_BYTES)
-                if len(challenge) < _SECRET_BYTES:
+                challenge = source.read(SECRET_BYTES)
+                if len(challenge) < SECRET_BYTES:
                     return
                 sink = _Counting(buffered)
                 sink.write(hmac.digest(self._secret, challenge, "sha256"))
                 sink.flush()
                 try:
                     pieces = _Pieces(source)
-                    request = json.loads(_read(pieces, *_LENGTH.unpack(_read(pieces, _LENGTH.size))))
+                    request = json.loads(_read(pieces, *LENGTH.unpack(_read(pieces, LENGTH.size))))
                     operator = _read(pieces, request["operator_bytes"])
                     if "tasks" in request:
                         task.settimeout(None)
@@ -240,7 +240,7 @@ class HandOverServer:
                     # The task raises it, and Spark shows it.
                     log.debug("a batch that was handed over failed", exc_info=True)
                     text = f"{type(error).__name__}: {error}".encode()
-                    sink.write(_FAILED + _LENGTH.pack(len(text)) + text)
+                    sink.write(_FAILED + LENGTH.pack(len(text)) + text)
         except OSError:
             log.debug("a task ended before it had its answer", exc_info=True)
 
@@ -311,6 +311,20 @@ def _read_facts(address: Path) -> str:
         return os.read(descriptor, _FACTS_BYTES).decode(errors="replace")
     finally:
         os.close(descriptor)
+
+
+def secret_of(address: Path) -> tuple[str, bytes]:
+    """Return the id of the process of a store actor's file, and its secret.
+
+    Raises
+    ------
+    OSError
+        The folder is not this user's alone, or has no such file.
+    """
+    if not _is_private(address.parent):
+        raise PermissionError(f"{address.parent} is not this user's alone")
+    pid, _, secret = _read_facts(address).split(" ")
+    return pid, base64.b64decode(secret)
 
 
 def _received(source: _Pieces, shards: Sequence[int], are_unsafe: bool) -> Iterator[pa.Table]:

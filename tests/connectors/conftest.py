@@ -1,4 +1,4 @@
-"""A Ray, a Spark session with its connectors, a fleet and a Kafka broker, shared by all tests of connectors.
+"""A Ray, a Spark session with its connectors and a fleet, shared by all tests of connectors.
 
 Jars come from Maven Central once. Where they cannot be had, these tests are skipped, and say so.
 """
@@ -18,7 +18,6 @@ from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_session import ensure_ray, start_session, stop_session
 from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
-from tests.kafka_broker import KafkaBroker
 
 #: Iceberg 1.12 has no jar for Spark 4.2, and the one for 4.1 does not run on it: Spark's catalog classes became interfaces.
 HAS_ICEBERG = not SPARK.READS_STATE
@@ -51,16 +50,6 @@ def cluster(new_uri: NewUri) -> Iterator[str]:
     yield ray.get_runtime_context().gcs_address
     stop_session()
     ray.shutdown()
-
-
-@pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    try:
-        broker = KafkaBroker(tmp_path_factory.mktemp("kafka"))
-    except OSError as error:
-        pytest.skip(f"the broker's jars cannot be downloaded: {error}")
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture(scope="session")

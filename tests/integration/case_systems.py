@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType, TimestampType
 
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
 from tests.integration.frame_cases import FRAME_CASES
@@ -59,7 +60,13 @@ class Inputs:
         }
 
     def streams(self) -> dict[str, DataFrame]:
-        source = self._feed.stream()
+        return self._split(self._feed.stream())
+
+    def batch(self) -> dict[str, DataFrame]:
+        """Return all rows so far as batch DataFrames."""
+        return self._split(self._feed.batch())
+
+    def _split(self, source: DataFrame) -> dict[str, DataFrame]:
         return {key: source.where(F.col(key).isNotNull()).select(f"{key}.*") for key in self._types}
 
 
@@ -102,6 +109,16 @@ def on_fleet(fleet: Fleet, name: str, shards: int = 2) -> Operators:
 def on_spark(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
     """Spark's own operators."""
     return frame
+
+
+def rescale(fleet: Fleet, state: str, shards: int) -> None:
+    """Rescale a state, if it has keys."""
+    try:
+        fleet.rescale(state, shards)
+    except InvalidRequestError as refused:
+        # As of a limit, which has no keys.
+        if "one shard by nature" not in str(refused):
+            raise
 
 
 @contextmanager

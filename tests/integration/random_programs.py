@@ -2,7 +2,8 @@
 
 Left out is what has no single answer beside Spark: the clock (timeouts of processing time, ``current_timestamp``), chance, sources
 without batches of their own (rates, sockets), and aggregates of whose values any is right (``mode``, ``histogram_numeric``).
-Operators that Spark 3.5 has not (``topN``, ``keepLast``, ``applyInArrowWithState``, processors) have tests of their own.
+Operators that Spark 3.5 has not (``applyInArrowWithState``, processors) have tests of their own. ``topN`` and ``keepLast`` are only in
+programs that run in epochs as well; Spark has a batch in their place.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
+from spark_jobs.api.stateful import StatefulDataFrame
 from tests.integration.operator_cases import Operators
 from tests.integration.random_inputs import Action, actions
 
@@ -115,6 +117,14 @@ class Program:
         Whether it emits the rows of a left semi join, of which Spark 4.2 loses some (docs/operators.md).
     counts_late_sessions
         Whether late rows of sessions come from one map task, in each of which Spark counts those of one key and time as one.
+    runs_continuously
+        Whether it is to be one that runs in epochs as well: of one operator, and not in complete mode (docs/real-time.md).
+    is_sparks
+        Whether Spark has its operator in a stream; else only in a batch.
+    replaces
+        Whether a result replaces older ones: of its group, or of its place in a table. It is named by all columns but ``v0``, ``v1`` ..
+    names_groups
+        Whether these columns name one group only: of rollups and cubes, groups that differ may look the same.
     conf
         Settings of the session.
     """
@@ -127,6 +137,10 @@ class Program:
     has_sparks_order: bool = True
     loses_matches: bool = False
     counts_late_sessions: bool = True
+    runs_continuously: bool = False
+    is_sparks: bool = True
+    replaces: bool = False
+    names_groups: bool = True
     conf: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
@@ -144,6 +158,13 @@ class Program:
         """Append an operation on the rows, and its line of text."""
         self.lines.append(line)
         self.stages.append(stage)
+
+    def draw_mode(self, dice: random.Random, *modes: str) -> str:
+        """Draw the output mode; return it."""
+        allowed = [mode for mode in modes if mode != "complete" or not self.runs_continuously]
+        # Without the dice where there is nothing to draw.
+        self.mode = dice.choice(allowed) if len(modes) > 1 else modes[0]
+        return self.mode
 
 
 @dataclass(frozen=True)
@@ -173,6 +194,25 @@ def program(seed: int) -> Program:
     dice = random.Random(seed)
     draft = Program("append", actions(dice))
     (_joined if dice.random() < 0.35 else _single)(dice, draft)
+    return draft
+
+
+def continuous_program(seed: int, *, in_order: bool) -> Program:
+    """Return the program of a seed that runs in epochs as well: one operator on one stream with one watermark.
+
+    Parameters
+    ----------
+    in_order
+        Whether its rows come in one order, as of a source with one partition.
+    """
+    dice = random.Random(seed)
+    draft = Program("append", actions(dice), runs_continuously=True)
+    delay, prelude = dice.choice((*_DELAYS, *_DELAYS, None)), dice.choice(("", "", "", *_PRELUDES))
+    _marked(draft, delay, prelude, is_before=dice.random() < 0.5)
+    kinds = ["keys", "keys", "limit", "kept"]
+    kinds += ["distinct", "distinct"] if in_order else []
+    kinds += ["windows", "windows", "windows", "sessions", "sessions"] if delay is not None else []
+    _operator(dice.choice(kinds), dice, draft, Rows(delay is not None, in_order=in_order, one_of_each=False))
     return draft
 
 
@@ -328,6 +368,8 @@ def _operator(kind: str, dice: random.Random, draft: Program, rows: Rows) -> Non
         _sessions(dice, draft, rows, append=is_chain)
     elif kind == "function":
         _function(dice, draft, append=is_chain, is_timed=rows.is_timed)
+    elif kind == "kept":
+        _kept(dice, draft)
     elif kind == "distinct":
         draft.mode = "append" if is_chain else dice.choice(("append", "update"))
         _distinct(dice, draft, "last", rows)
@@ -362,9 +404,10 @@ def _keys(dice: random.Random, least: int, most: int, *, constant: bool = True) 
 
 
 def _groups(dice: random.Random, draft: Program, rows: Rows) -> None:
-    draft.mode = mode = dice.choice(("update", "complete"))
+    mode = draft.draw_mode(dice, "update", "complete")
     (keys, key_columns), (values, value_columns) = _keys(dice, 0, 3), _aggregates(dice, rows)
     method = dice.choice(("groupBy", "groupBy", "rollup", "cube")) if keys else "groupBy"
+    draft.replaces, draft.names_groups = True, method == "groupBy"
     draft.add(
         f".{method}({keys}).agg({values})",
         lambda operators, frame: getattr(operators(frame, "groups", mode), method)(*key_columns()).agg(
@@ -375,9 +418,10 @@ def _groups(dice: random.Random, draft: Program, rows: Rows) -> None:
 
 
 def _windows(dice: random.Random, draft: Program, rows: Rows, *, append: bool) -> None:
-    draft.mode = mode = "append" if append else dice.choice(("append", "append", "update", "complete"))
+    mode = draft.draw_mode(dice, "append", *(() if append else ("append", "update", "complete")))
     window = dice.choice((("10 seconds",), ("10 seconds", "4 seconds"), ("5 seconds", "5 seconds", "2 seconds")))
     (keys, key_columns), (values, value_columns) = _keys(dice, 0, 2), _aggregates(dice, rows)
+    draft.replaces = mode == "update"
     # Of a time that has no watermark, where nothing asks for one.
     time = "t" if mode == "append" or dice.random() < 0.8 else "t + interval 3 seconds"
     draft.add(
@@ -388,7 +432,7 @@ def _windows(dice: random.Random, draft: Program, rows: Rows, *, append: bool) -
             .agg(*value_columns())
         ),
     )
-    if mode == "append" and dice.random() < 0.4:
+    if mode == "append" and not draft.runs_continuously and dice.random() < 0.4:
         _filtered(dice, draft, ("v0 is not null", *(("k0 is not null",) if keys else ())))
         _wider_windows(dice, draft)
     else:
@@ -407,7 +451,7 @@ def _wider_windows(dice: random.Random, draft: Program) -> None:
 
 
 def _sessions(dice: random.Random, draft: Program, rows: Rows, *, append: bool) -> None:
-    draft.mode = mode = "append" if append else dice.choice(("append", "complete"))
+    mode = draft.draw_mode(dice, "append", *(() if append else ("complete",)))
     draft.counts_late_sessions = rows.in_order
     gap = dice.choice(("5 seconds", "case when x > 3 then '3 seconds' else '6 seconds' end"))
     # Spark has no sessions of a constant alone, and finds out in the first batch.
@@ -489,3 +533,25 @@ def _function(dice: random.Random, draft: Program, *, append: bool, is_timed: bo
         return grouped.applyInPandasWithState(total, output, kept, mode, timeout)  # type: ignore[no-any-return]
 
     draft.add(f".groupBy(k, x).applyInPandasWithState(total{' with timeouts' if times_out else ''})", stage)
+
+
+def _kept(dice: random.Random, draft: Program) -> None:
+    """Keep the first rows of each key by an order, or its last one."""
+    draft.mode, draft.replaces, draft.is_sparks = "update", True, False
+    keys, is_last = dice.choice((["k"], ["x"], ["k", "x"])), dice.random() < 0.5
+    number = 1 if is_last else dice.choice((1, 3))
+    # Rows that are equal in the order are equal: of equal doubles the two zeros would differ.
+    columns = dice.choice((["t as v0"], ["t as v0", "s + 0.0D as v1"]))
+    names = [column.rpartition(" ")[2] for column in columns]
+
+    def stage(operators: Operators, frame: DataFrame) -> DataFrame:
+        rows = operators(frame.selectExpr(*keys, *columns), "kept", "update")
+        order = [F.desc_nulls_last(name) if is_last else F.asc_nulls_first(name) for name in names]
+        if not isinstance(rows, StatefulDataFrame):
+            rank = F.row_number().over(Window.partitionBy(*keys).orderBy(*order))
+            kept = rows.withColumn("rank", rank).where(F.col("rank") <= number)
+        else:
+            kept = rows.keepLast(keys, names) if is_last else rows.topN(number, keys, order)
+        return kept.select(*keys, *([] if is_last else ["rank"]), *names)  # type: ignore[no-any-return]
+
+    draft.add(f".keepLast({keys}, {columns})" if is_last else f".topN({number}, {keys}, {columns})", stage)

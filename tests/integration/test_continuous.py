@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -16,90 +14,30 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
 
 from statefleet.fleet import Fleet
 from tests.clocks import until
+from tests.integration.rate_epochs import (
+    COLUMNS,
+    KEYS,
+    await_epochs,
+    committed,
+    comparable,
+    rate,
+    read_by,
+    run_for,
+    shards_of,
+    started,
+    state_rows,
+    values_read,
+    view,
+)
 from tests.integration.streams import stopping
-
-PARTITIONS, KEYS = 2, 7
-#: The event time is that of the row's number: 0.1 s each, from the first minute of 1970 on.
-COLUMNS = (f"value % {KEYS} as k", "value", "timestamp_millis(60000 + value * 100) as at")
-
-
-def rate(spark: SparkSession, partitions: int = PARTITIONS) -> DataFrame:
-    stream = spark.readStream.format("rate").option("rowsPerSecond", 200)
-    return stream.option("numPartitions", partitions).load().selectExpr(*COLUMNS)
-
-
-def view(name: str) -> str:
-    return name.replace("-", "_")
-
-
-def started(
-    frame: DataFrame, folder: Path, sink: str = "noop", name: str = "counted", mode: str = "update"
-) -> StreamingQuery:
-    writer = frame.writeStream.format(sink).queryName(view(name)).outputMode(mode)
-    return writer.trigger(continuous="200 milliseconds").option("checkpointLocation", str(folder)).start()
-
-
-def committed(folder: Path) -> int:
-    """Return the last epoch in Spark's commit log; -1 without any."""
-    return max((int(file.name) for file in (folder / "commits").glob("[0-9]*")), default=-1)
-
-
-def values_read(folder: Path, epoch: int) -> list[int]:
-    """Return the rows that Spark's offset log says were read up to the end of an epoch."""
-    last = json.loads((folder / "offsets" / str(epoch)).read_text().splitlines()[-1])
-    partitions = len(last)
-    return [value for first, at in last.items() for value in range(int(first), at["value"] + 1, partitions)]
-
-
-def read_by(folder: Path, epoch: int) -> Counter[int]:
-    """Return how many rows of each key were read up to the end of an epoch."""
-    return Counter(value % KEYS for value in values_read(folder, epoch))
 
 
 def batch_of(spark: SparkSession, folder: Path, epoch: int) -> DataFrame:
     """Return the rows that were read up to the end of an epoch, as a table."""
     return spark.createDataFrame([(value,) for value in values_read(folder, epoch)], "value long").selectExpr(*COLUMNS)
-
-
-def comparable(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return rows in an order of their own; lists have none."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: plain(field) for name, field in sorted(value.items())}
-        if isinstance(value, list):
-            return sorted(map(plain, value))
-        return value.replace(tzinfo=None) if isinstance(value, datetime) else value
-
-    return sorted(repr(plain(row)) for row in rows)
-
-
-def state_rows(fleet: Fleet, name: str, folder: Path) -> list[dict[str, Any]]:
-    """Return the state at the last epoch of Spark's commit log."""
-    rows: list[dict[str, Any]] = fleet.state(name).at(committed(folder) + 1).scan().to_arrow().to_pylist()
-    return rows
-
-
-def shards_of(fleet: Fleet, name: str) -> int:
-    (state,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
-    return len(state["shards"])
-
-
-def await_epochs(query: StreamingQuery, folder: Path, epochs: int) -> None:
-    first = committed(folder)
-    until(lambda: query.exception() or committed(folder) >= first + epochs)
-    assert query.exception() is None
-
-
-def run_for(query: StreamingQuery, folder: Path, epochs: int) -> None:
-    """Have a query commit some epochs, and stop it."""
-    with stopping(query):
-        await_epochs(query, folder, epochs)
-    assert query.exception() is None
 
 
 def test_state_is_what_the_offsets_of_the_last_epoch_say_in_each_run(
@@ -294,15 +232,8 @@ def test_keys_are_forgotten_by_the_watermark(spark: SparkSession, fleet: Fleet, 
             "emits in update mode or in append mode; nothing was started",
         ),
         (lambda rows: rows.groupBy("k").count(), "append", "append mode needs a watermark"),
-        (
-            lambda rows: rows.groupBy("k").applyInPandasWithState(
-                lambda key, rows, state: rows, "k long", "n long", "update", "NoTimeout"
-            ),
-            "update",
-            "a user's function",
-        ),
     ],
-    ids=["complete", "append without a watermark", "function"],
+    ids=["complete", "append without a watermark"],
 )
 def test_what_cannot_run_continuously_is_refused(
     build: Callable[..., DataFrame],

@@ -16,10 +16,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from coordinator.model.errors import InvalidRequestError, StateStoreError
+from coordinator.model.errors import StateStoreError
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
-from tests.integration.case_systems import Inputs, configured, on_spark
+from tests.integration.case_systems import Inputs, configured, on_spark, rescale
 from tests.integration.comparable_results import facts
 from tests.integration.operator_cases import Operators
 from tests.integration.random_inputs import COLUMNS
@@ -205,7 +205,7 @@ def test_a_random_program_does_what_it_does_on_spark(
                 assert sides["the fleet"].columns == sides["Spark"].columns, where
             elif was != action.shards:
                 for state in sorted(states):
-                    _rescale(fleet, state, action.shards)
+                    rescale(fleet, state, action.shards)
             if not action.stops:
                 _add(inputs, action.files)
             if action.fails != "never":
@@ -232,15 +232,6 @@ def test_nearly_all_programs_are_such_as_spark_runs(spark: SparkSession, tmp_pat
         except PySparkException as error:
             refused[f"seed {seed}: {''.join(made.lines)}, {made.mode}"] = str(error).partition("\n")[0]
     assert len(refused) <= 3, refused
-
-
-def _rescale(fleet: Fleet, state: str, shards: int) -> None:
-    try:
-        fleet.rescale(state, shards)
-    except InvalidRequestError as refused:
-        # As of a limit, which has no keys.
-        if "one shard by nature" not in str(refused):
-            raise
 
 
 def _add(inputs: Inputs, files: tuple[Mapping[str, list[tuple[Any, ...]]], ...]) -> None:

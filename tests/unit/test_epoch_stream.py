@@ -23,6 +23,7 @@ from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import OperatorTask
 from store_actors.connections import unsafe_rows
 from store_actors.connections.epoch_stream import EpochServer
+from store_actors.epochs.functions import FunctionRuns
 from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partitions import Partitions
@@ -128,7 +129,7 @@ class Served:
             runtime,
         )
         self.metrics = StoreMetrics()
-        self.server = EpochServer(runs, self.metrics, runtime, lambda: None)
+        self.server = EpochServer(runs, FunctionRuns(runtime.threads), self.metrics, runtime, lambda: None)
         self.tasks: list[Task] = []
 
     def task(self, number: int, **request: Any) -> Task:

@@ -21,8 +21,8 @@ from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions import user_state_task
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.state_batch import StateBatch
+from spark_jobs.functions.user_program import EVENT_TIME_FIELD
 from spark_jobs.functions.user_state_task import (
-    EVENT_TIME_FIELD,
     ArrowCalls,
     GroupStateProgram,
     GroupView,

@@ -6,10 +6,10 @@ import java.nio.channels.{Channels, SelectionKey, Selector, SocketChannel}
 import java.nio.charset.StandardCharsets.UTF_8
 import org.apache.arrow.vector.VectorSchemaRoot
 import org.apache.arrow.vector.ipc.ArrowStreamWriter
-import org.apache.spark.{Partition, SparkEnv, TaskContext}
+import org.apache.spark.{Partition, SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.rdd.RDD
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.catalyst.expressions.{GenericInternalRow, UnsafeProjection, UnsafeRow}
 import org.apache.spark.sql.execution.streaming.continuous.EpochTracker
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.util.ArrowUtils
@@ -37,18 +37,27 @@ case class EpochWork(
     tasks: Int,
     inputType: StructType,
     outputType: StructType,
-    timeZone: String)
-  extends ((Int, Iterator[InternalRow]) => Iterator[InternalRow]) {
+    timeZone: String,
+    state: String) {
   @transient private var task: EpochTask = _
 
-  override def apply(number: Int, rows: Iterator[InternalRow]): Iterator[InternalRow] = {
-    if (task == null) task = new EpochTask(this, number, TaskContext.get(), SparkEnv.get.blockManager.blockManagerId.host)
+  /** Returns the rows that a task emits in an epoch. */
+  def emitted(number: Int, rows: Iterator[InternalRow], calls: Option[RDD[InternalRow]]): Iterator[InternalRow] = {
+    if (task == null) {
+      task = new EpochTask(this, number, TaskContext.get(), SparkEnv.get.blockManager.blockManagerId.host)
+      calls.foreach(task.call)
+    }
     new EpochRows(task, rows)
   }
 }
 
-/** The rows that tasks emit. */
-class EpochRDD(rows: RDD[InternalRow], work: EpochWork) extends RDD[InternalRow](rows) {
+/**
+ * The rows that tasks emit.
+ *
+ * @param calls What calls a user's function, a partition for each shard.
+ */
+class EpochRDD(rows: RDD[InternalRow], work: EpochWork, calls: Option[RDD[InternalRow]])
+  extends RDD[InternalRow](rows) {
   override protected def getPartitions: Array[Partition] = rows.partitions
 
   override def compute(split: Partition, context: TaskContext): Iterator[InternalRow] = {
@@ -59,9 +68,23 @@ class EpochRDD(rows: RDD[InternalRow], work: EpochWork) extends RDD[InternalRow]
       context.killTaskIfInterrupted()
       Thread.sleep(EpochTask.PauseMs)
     }
-    work(split.index, rows.iterator(split, context))
+    work.emitted(split.index, rows.iterator(split, context), calls)
   }
 }
+
+/** The one row that a user's function gets for a shard: where it has to ask for others (spark_jobs/functions/epoch_worker.py). */
+class CallRows(context: SparkContext, shards: Int, kind: StructType) extends RDD[InternalRow](context, Nil) {
+  override protected def getPartitions: Array[Partition] = Array.tabulate(shards)(new ShardPartition(_))
+
+  override def compute(split: Partition, context: TaskContext): Iterator[InternalRow] = {
+    val values = new Array[Any](kind.length)
+    values(kind.fieldIndex("__end")) = EpochTask.call.get.getBytes(UTF_8)
+    values(kind.length - 1) = 0
+    Iterator.single(UnsafeProjection.create(kind)(new GenericInternalRow(values)))
+  }
+}
+
+private class ShardPartition(override val index: Int) extends Partition
 
 /** A task's connections, and the rows that it has not sent yet. */
 class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, host: String) {
@@ -93,6 +116,36 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
     stream.begin(host)
   }
   context.addTaskCompletionListener[Unit](_ => close())
+
+  /** Why the user's function is not called any more. */
+  @volatile private var failure: Throwable = _
+
+  def check(): Unit = if (failure != null) throw failure
+
+  /** Has the user's function called, on a thread and in a Python worker for each shard whose results leave by this task. */
+  def call(calls: RDD[InternalRow]): Unit =
+    for ((actor, shards) <- work.shards; shard <- shards if shard % work.tasks == number) {
+      val asked = s"""{"is_worker": true, "state": ${EpochTask.quoted(work.state)}, "batch": ${work.batch}, """ +
+        s""""tasks": ${work.tasks}, "shards": [$shard]}"""
+      val where = s"""{"sockets": ${EpochTask.quoted(work.sockets)}, "host": ${EpochTask.quoted(host)}, "actor": $actor, """ +
+        s""""request": $asked}"""
+      val header = s"""${work.batch.dropRight(1)}, "shard": $shard, "worker": $where}"""
+      val thread = new Thread(() => call(calls, shard, header), s"statefleet-function-$number-$shard")
+      thread.setDaemon(true)
+      context.addTaskCompletionListener[Unit](_ => thread.interrupt())
+      thread.start()
+    }
+
+  private def call(calls: RDD[InternalRow], shard: Int, header: String): Unit =
+    try {
+      TaskContext.setTaskContext(context)
+      EpochTask.call.set(header)
+      calls.iterator(new ShardPartition(shard), context).foreach(_ => ())
+    } catch {
+      case error: Throwable =>
+        failure = error
+        if (selector.isOpen) selector.wakeup()
+    } finally TaskContext.unset()
 
   private def close(): Unit = {
     streams.foreach(_.close())
@@ -149,6 +202,11 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
 }
 
 object EpochTask {
+  /** What the user's function is told that this thread calls. */
+  private[statefleet] val call = new ThreadLocal[String]
+
+  private[statefleet] def quoted(text: String): String = Driver.json.writeValueAsString(text)
+
   /** Rows, and their bytes, that wait to be sent, after which no more are read: a slow shard stops its source. */
   private final val MostRows = 1 << 16
   private final val MostBytes = 1L << 24
@@ -215,6 +273,7 @@ private class EpochRows(task: EpochTask, input: Iterator[InternalRow]) extends N
 
   private def send(): Unit = {
     if (isRead && failure != null) throw failure
+    task.check()
     // Spark ends an interrupted task's input as it ends an epoch.
     if (isRead && task.context.isInterrupted()) throw new InterruptedException
     val isEnding = isRead
@@ -270,7 +329,7 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
     val work = task.work
     val head = s"""{"batch": ${work.batch}, "attempt": ${task.context.taskAttemptId()}, """ +
       s""""executor": "$host:${ProcessHandle.current.pid}", "operator_bytes": ${work.operator.length}, """ +
-      s""""unsafe_rows": $areSentAsTheyAre, "unsafe_results": $comeAsTheyAre, """ +
+      s""""unsafe_rows": $areSentAsTheyAre, "unsafe_results": $comeAsTheyAre, "state": ${EpochTask.quoted(work.state)}, """ +
       s""""task": ${task.number}, "tasks": ${work.tasks}, "shards": ${shards.mkString("[", ", ", "]")}}"""
     val text = head.getBytes(UTF_8)
     out.write(ByteBuffer.allocate(Request.LengthBytes).putInt(0, text.length))

@@ -16,7 +16,7 @@ import org.apache.spark.sql.connector.metric.CustomMetric
 import org.apache.spark.sql.connector.read.streaming.Offset
 import org.apache.spark.sql.connector.write._
 import org.apache.spark.sql.connector.write.streaming.{StreamingDataWriterFactory, StreamingWrite}
-import org.apache.spark.sql.execution.{SparkPlan, UnaryExecNode}
+import org.apache.spark.sql.execution.SparkPlan
 import org.apache.spark.sql.execution.streaming.continuous.{ContinuousExecution, WriteToContinuousDataSource}
 import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend
 import org.apache.spark.sql.types.StructType
@@ -384,22 +384,26 @@ case class EpochWrite(write: StreamingWrite, gate: EpochGate) extends StreamingW
  * The tasks of an operator in a continuous query, which send its rows to the shards themselves: there is no shuffle.
  *
  * @param child The rows, of which the last column is the route.
+ * @param calls What calls a user's function, a partition for each shard; None for an operator.
  */
 case class EpochHandOverExec(
     output: Seq[Attribute],
     child: SparkPlan,
     operator: String,
-    facts: Facts)(
+    facts: Facts,
+    calls: Option[SparkPlan] = None)(
     @transient val run: EpochRun)
-  extends UnaryExecNode {
+  extends SparkPlan {
+  override def children: Seq[SparkPlan] = child +: calls.toSeq
+
   override protected def otherCopyArgs: Seq[AnyRef] = Seq(run)
 
   override def producedAttributes: AttributeSet = outputSet
 
   override protected def stringArgs: Iterator[Any] = Iterator(output)
 
-  override protected def withNewChildInternal(newChild: SparkPlan): EpochHandOverExec =
-    copy(child = newChild)(run)
+  override protected def withNewChildrenInternal(newChildren: IndexedSeq[SparkPlan]): EpochHandOverExec =
+    copy(child = newChildren.head, calls = newChildren.tail.headOption)(run)
 
   override protected def doExecute(): RDD[InternalRow] = {
     val places = run.begin(Executors.coresByHost(sparkContext))
@@ -419,7 +423,11 @@ case class EpochHandOverExec(
       rows.getNumPartitions,
       StructType(child.schema.init),
       schema,
-      conf.sessionLocalTimeZone)
-    new EpochRDD(rows, work)
+      conf.sessionLocalTimeZone,
+      facts.state)
+    val called = calls.map(_.execute())
+    // Spark prepares what a job depends on for its way to tasks; this is no part of it.
+    called.foreach(_.partitions)
+    new EpochRDD(rows, work, called)
   }
 }

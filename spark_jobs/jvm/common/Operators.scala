@@ -9,7 +9,7 @@ import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, AttributeSet
 import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project, UnaryNode}
 import org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
 import org.apache.spark.sql.catalyst.types.DataTypeUtils.toAttributes
-import org.apache.spark.sql.execution.{SparkPlan, SparkStrategy, SQLExecution}
+import org.apache.spark.sql.execution.{LogicalRDD, SparkPlan, SparkStrategy, SQLExecution}
 import org.apache.spark.sql.streaming.{OutputMode, StreamingQueryListener}
 import org.apache.spark.sql.types.StructType
 import scala.annotation.tailrec
@@ -194,6 +194,7 @@ object ExchangeStrategy extends SparkStrategy {
     case tasks: HandedOver => handedOver(tasks, tasks.output)
     // Names of results need no stage of their own.
     case Project(names, tasks: HandedOver) if areNames(names, tasks.output) => handedOver(tasks, plan.output)
+    case tasks: MapInArrow => called(tasks)
     case exchange: StatefulExchange => exec(exchange) :: Nil
     case EpochWatermark(eventTime, delayMs, child) => EpochTimesExec(eventTime, delayMs, planLater(child)) :: Nil
     case _ => Nil
@@ -204,11 +205,25 @@ object ExchangeStrategy extends SparkStrategy {
       EpochGate.of(SparkSession.active) match {
         case Some((query, gate)) =>
           val run = gate.runOf(query, exchange.facts, exchange.planned)
-          val rows = new OperatorRows(exchange, run.shards.shards, repeats = false, isContinuous = true).plan(planLater)
-          EpochHandOverExec(output, rows, tasks.operator, exchange.facts)(run)
+          EpochHandOverExec(output, rowsOf(exchange, run), tasks.operator, exchange.facts)(run)
         case None => HandOverExec(output, exec(exchange), tasks.operator)
       }
     }.toSeq
+
+  private def rowsOf(exchange: StatefulExchange, run: EpochRun): SparkPlan =
+    new OperatorRows(exchange, run.shards.shards, repeats = false, isContinuous = true).plan(planLater)
+
+  /** Plans a user's function in a continuous query: a task calls it for each shard, for as long as the run. */
+  private def called(tasks: MapInArrow): Seq[SparkPlan] =
+    for {
+      exchange <- StatefulExchange.below(tasks.child).toSeq
+      (query, gate) <- EpochGate.of(SparkSession.active)
+    } yield {
+      val run = gate.runOf(query, exchange.facts, exchange.planned)
+      val calls = new CallRows(query.sparkSession.sparkContext, run.shards.shards, tasks.child.schema)
+      val called = tasks.withNewChildren(Seq(LogicalRDD(tasks.child.output, calls)(query.sparkSession)))
+      EpochHandOverExec(tasks.output, rowsOf(exchange, run), "", exchange.facts, Some(planLater(called)))(run)
+    }
 
   private def areNames(names: Seq[NamedExpression], columns: Seq[Attribute]): Boolean =
     names.size == columns.size && names.zip(columns).forall {

@@ -76,7 +76,6 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
           "Spark's own real-time mode")
     }
     if (operators.size > 1) refuseTo("a continuous query has one stateful operator, and this one has several")
-    if (facts.byPython.isDefined) refuseTo("a user's function with state runs in batches, and not in a continuous query")
     if (facts.name == "symmetricHashJoin") refuseTo("a join runs in batches: a continuous query has one source")
     if (facts.mode.getOrElse(mode) == "complete") refuseTo("a continuous query emits in update mode or in append mode")
     if (query.inputQuery.collect { case watermark: EventTimeWatermark => watermark }.size > 1) {

@@ -1,0 +1,97 @@
+"""A user's program in a continuous query: one shard's, called for pieces of rows as they come, for as long as the run.
+
+The store actor of the shard sends pieces, and the ends of epochs (:mod:`store_actors.connections.function_stream`). To the program each
+of them is a batch: timers fire after any. The batches of an epoch have one session on the keyed stores, which commits at its end. All
+sessions of a run are under the lease of its first epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, suppress
+from typing import Any
+
+import pyarrow as pa
+from msgspec import structs
+
+from coordinator.model.errors import StateStoreError
+from coordinator.model.watermarks import Watermarks
+from spark_jobs.functions.user_program import OpenProgram, UserBatch, UserTask
+from spark_jobs.worker.process import fleet_client, task_identity
+from store_actors.client.operator_task import BatchHeader, EventTimes
+from store_actors.connections.function_stream import PIECE, Frame, FunctionConnection
+from store_actors.engine.columns import in_schema
+from store_actors.messages.requests import BatchFacts
+
+
+def serve(task: UserTask, header: BatchHeader, where: dict[str, Any]) -> None:
+    """Call the program until the run ends.
+
+    Parameters
+    ----------
+    where
+        Arguments of :class:`~store_actors.connections.function_stream.FunctionConnection`.
+
+    Raises
+    ------
+    StateStoreError
+        The run cannot go on; its tasks are told.
+    """
+    with closing(FunctionConnection(**where)) as connection:
+        try:
+            client, identity = fleet_client(task.address), task_identity(task.metadata, header)
+            with task.program.opened(client, identity, task.schema) as program:
+                _EpochProgram(task, header, program).serve(connection)
+        except Exception as error:
+            connection.fail(error)
+            raise
+
+
+class _EpochProgram:
+    """A program, and the session of the present epoch."""
+
+    def __init__(self, task: UserTask, header: BatchHeader, program: OpenProgram) -> None:
+        self._task, self._shard, self._program = task, header.shard, program
+        self._raw = task.schema.raw_schema()
+        self._client = fleet_client(task.address)
+        self._identity = structs.replace(task_identity(task.metadata, header), is_epoch=True)
+        self._store, self._grant = self._client.open_granted(self._identity, task.metadata, program.stores)
+        self._watermarks = self._grant.watermarks
+        self._base_version = self._grant.base_version
+        self._rows = self._late = 0
+
+    def serve(self, connection: FunctionConnection) -> None:
+        """Answer frames until there are no more; the open epoch is dropped then."""
+        try:
+            while (frame := connection.next()) is not None:
+                if frame.kind == PIECE:
+                    connection.answer(frame, self._run(frame.rows, self._watermarks))
+                else:
+                    after = self._watermarks.reached(frame.watermark_ms)
+                    after = structs.replace(after, output_ms=max(after.output_ms, after.input_ms))
+                    connection.answer(frame, self._run(self._raw.empty_table(), after))
+                    self._commit(frame, after)
+        finally:
+            # Where the session or its store actor is gone, so are its writes.
+            with suppress(StateStoreError):
+                self._store.abort()
+
+    def _run(self, rows: pa.Table, after: Watermarks) -> pa.Table:
+        """Return what the program emits for rows, and for what is due by the watermarks after them."""
+        rows = pa.Table.from_batches([in_schema(self._raw, batch) for batch in rows.to_batches()], self._raw)
+        on_time = self._task.on_time(rows, self._watermarks.input_ms)
+        times = EventTimes(self._watermarks.input_ms, after)
+        batch = UserBatch(on_time, times, round(1000 * time.time()), self._base_version, self._shard)
+        emitted = self._program.run(self._store, batch)
+        self._rows += rows.num_rows
+        self._late += rows.num_rows - on_time.num_rows
+        # An initial state is taken once.
+        self._base_version = max(1, self._base_version)
+        return pa.concat_tables(emitted) if emitted else pa.table({})
+
+    def _commit(self, frame: Frame, after: Watermarks) -> None:
+        """Commit the epoch, and begin the next one."""
+        self._store.commit(BatchFacts(after, self._rows, self._late, self._task.due_per_ms))
+        self._watermarks, self._rows, self._late = after, 0, 0
+        self._identity = structs.replace(self._identity, batch_id=frame.epoch + 1)
+        self._store = self._client.open_next(self._identity, self._grant, self._program.stores)

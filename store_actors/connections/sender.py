@@ -1,0 +1,73 @@
+"""Frames that are sent over a connection without anybody waiting for it."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from coordinator.runtime.runtime import Runtime
+
+
+class FrameSender:
+    """Sends frames in their order: at once where the connection takes them, which saves a switch to another thread; or else on one.
+
+    After the connection was lost frames are dropped: its reader learns that. Thread-safe.
+    """
+
+    def __init__(self, connection: socket.socket, runtime: Runtime) -> None:
+        self._connection, self._threads = connection, runtime.threads
+        self._guard = self._threads.lock()
+        self._waiting: deque[tuple[bytes, Callable[[], None]]] = deque()
+        #: Set once all that waits is sent; None if nothing waits.
+        self._sent: Any = None
+        self._is_over = False
+
+    def send(self, frame: bytes, sent: Callable[[], None] = lambda: None, *, is_last: bool = False) -> None:
+        """Send a frame, now or later, and nothing after the last one.
+
+        Then a function is called, without the lock, as it may send over another connection.
+        """
+        with self._guard:
+            if self._is_over:
+                return
+            self._is_over = is_last
+            if self._sent is None:
+                frame = frame[self._sent_at_once(frame) :]
+            if frame:
+                self._waiting.append((frame, sent))
+                if self._sent is None:
+                    self._sent = self._threads.future()
+                    self._threads.start(self._send_waiting, "statefleet-epoch-answers")
+                return
+        sent()
+
+    def _sent_at_once(self, frame: bytes) -> int:
+        try:
+            return self._connection.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(frame)
+
+    def _send_waiting(self) -> None:
+        while True:
+            with self._guard:
+                if not self._waiting:
+                    self._sent.set_result(None)
+                    self._sent = None
+                    return
+                frame, sent = self._waiting.popleft()
+            with suppress(OSError):
+                self._connection.sendall(frame)
+            sent()
+
+    def finish(self) -> None:
+        """Send nothing more, and wait until all is sent."""
+        with self._guard:
+            self._is_over = True
+            sent = self._sent
+        if sent is not None:
+            sent.result()

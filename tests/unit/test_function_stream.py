@@ -1,0 +1,133 @@
+"""Shards of users' functions in continuous queries: what their workers get, in which order, and when results leave."""
+
+from __future__ import annotations
+
+import socket
+from io import BytesIO
+from threading import Thread
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.model.errors import FencedError, OperationOutOfOrderError
+from coordinator.runtime.runtime import Runtime
+from store_actors.connections.function_stream import PIECE, SEAL, WorkerConnection, read_frame, written
+from store_actors.epochs.barrier import Marker
+from store_actors.epochs.functions import FunctionRuns, FunctionShard
+from store_actors.epochs.shard import Piece
+from store_actors.messages.requests import ShardInput
+from tests.clocks import until
+from tests.unit.aggregation_fleet import Link, counts, rows
+
+
+class Worker:
+    """A worker's end in the store actor."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+        self.errors: list[BaseException] = []
+        self.fail = self.errors.append
+
+    def take(self, rows: pa.Table) -> None:
+        self.got.append(rows.num_rows)
+
+    def seal(self, epoch: int, watermark_ms: int) -> None:
+        self.got.append((epoch, watermark_ms))
+
+
+def results(values: str) -> pa.Table:
+    return pa.table({"v": list(values), "n": [1] * len(values)})
+
+
+def shard_of_two_tasks() -> tuple[FunctionShard, Worker, Link, Link]:
+    """Return a shard whose results leave by the first of two tasks."""
+    shard, worker, links = FunctionShard(5, 2, 0, Runtime().threads), Worker(), (Link(), Link())
+    for number, link in enumerate(links):
+        shard.join(number, link)
+    return shard, worker, *links
+
+
+def test_a_worker_gets_pieces_and_ends_of_epochs_in_their_order() -> None:
+    shard, worker, first, second = shard_of_two_tasks()
+    shard.take(0, 5, Piece(rows("abc"), first))
+    shard.mark(Marker(0, 5, 3, 70), first)
+    shard.take(0, 6, Piece(rows("a"), first))
+    shard.take(1, 5, Piece(rows("ab"), second))
+    assert worker.got == [], "it is not there yet"
+    shard.attach(worker)
+    assert worker.got == [3, 2]
+    shard.mark(Marker(1, 5, 2, 60), second)
+    assert worker.got == [3, 2, (5, 70), 1], "a task that is ahead is held back"
+    assert (first.ended, second.ended) == ([], [5])
+    shard.emit(results("abc"))
+    shard.emit(results("ab"))
+    assert (first.answered, second.answered) == (3, 2)
+    shard.end_epoch(5, results("z"))
+    assert first.results == [{"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 1}, {"z": 1}]
+    assert first.ended == [5]
+    assert second.results == []
+
+
+def test_other_rows_than_were_sent_end_the_epoch() -> None:
+    shard, worker, first, _ = shard_of_two_tasks()
+    shard.attach(worker)
+    shard.take(0, 5, Piece(rows("ab"), first))
+    with pytest.raises(OperationOutOfOrderError, match="another number of rows"):
+        shard.mark(Marker(0, 5, 3), first)
+
+
+def test_all_of_a_run_learn_that_it_has_ended_and_none_joins_it() -> None:
+    runs, link, worker = FunctionRuns(Runtime().threads), Link(), Worker()
+    shards = runs.shards("s", "run", 0, 1, [0, 1], link)
+    assert runs.shards("s", "run", 0, 1, [1], None)[1] is shards[1]
+    shards[1].attach(worker)
+    runs.end("s", "run", "the reason")
+    runs.end("s", "run", "another one")
+    for errors in (link.errors, worker.errors):
+        assert ["the reason" in str(error) for error in errors] == [True]
+    for use in (
+        lambda: shards[0].join(0, link),
+        lambda: shards[1].attach(worker),
+        lambda: shards[1].take(0, 0, Piece(rows("a"), link)),
+    ):
+        with pytest.raises(FencedError, match="the reason"):
+            use()
+
+
+def test_what_a_worker_sends_answers_the_tasks_until_it_fails() -> None:
+    store, remote = socket.socketpair()
+    remote.settimeout(20)
+    shard, _, first, _ = shard_of_two_tasks()
+    connection, ended = WorkerConnection(store, Runtime()), list[str]()
+    thread = Thread(target=lambda: ended.append(connection.serve(shard, store.makefile("rb"))))
+    thread.start()
+    source = remote.makefile("rb")
+    table = pa.table({"v": ["a"]})
+    shard.take(0, 5, Piece(ShardInput((table,), 1), first))
+    piece = read_frame(source)
+    assert piece is not None
+    assert (piece.kind, piece.rows) == (PIECE, table)
+    remote.sendall(written(PIECE, 0, 0, results("a")))
+    until(lambda: first.answered == 1)
+    for number in range(2):
+        shard.mark(Marker(number, 5, 1 - number, 9), first)
+    seal = read_frame(source)
+    assert seal is not None
+    assert (seal.kind, seal.epoch, seal.watermark_ms) == (SEAL, 5, 9)
+    remote.sendall(written(SEAL, 5, 9, pa.table({})))
+    until(lambda: 5 in first.ended[1:])
+    assert first.results[0] == counts(results("a"))
+    remote.sendall(written(3, 0, 0, None)[:-4] + len(b"why").to_bytes(4, "big") + b"why")
+    thread.join(20)
+    assert ended == ["why"]
+    remote.close()
+
+
+def test_half_a_frame_is_none() -> None:
+    whole = written(PIECE, 1, 2, results("ab"))
+    for size in (0, 1, 20, 21, len(whole) - 1):
+        assert read_frame(BytesIO(whole[:size])) is None
+    frame = read_frame(BytesIO(whole))
+    assert frame is not None
+    assert frame.rows == results("ab")
