@@ -70,9 +70,16 @@ def test_results_come_while_the_query_runs_and_the_newest_are_the_state(
     }
 
 
+def message_threads(spark: SparkSession) -> int:
+    """Return how many threads of Spark's driver take messages: one that an error ends is lost to the session."""
+    threads = spark._jvm.Thread.getAllStackTraces().keySet().toArray()  # type: ignore[union-attr]
+    return sum(thread.getName().startswith("dispatcher-event-loop") for thread in threads)
+
+
 def test_a_query_goes_on_by_itself_after_its_store_actors_were_lost(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
+    taking_messages = message_threads(spark)
     counts = fleet.stateful(rate(spark), name=name).groupBy("k").agg(F.count("*").alias("n"))
     folder = tmp_path / "checkpoint"
     with stopping(started(counts, folder)) as query:
@@ -82,6 +89,7 @@ def test_a_query_goes_on_by_itself_after_its_store_actors_were_lost(
                 if actor.get("alive", True):
                     os.kill(actor["pid"], signal.SIGKILL)
         await_epochs(query, folder, 3)
+    assert message_threads(spark) == taking_messages
     epoch = committed(folder)
     rows = fleet.state(name).at(epoch + 1).scan().to_arrow().to_pylist()
     assert {row["k"]: row["n"] for row in rows} == read_by(folder, epoch)

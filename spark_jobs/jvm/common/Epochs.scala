@@ -273,7 +273,8 @@ class EpochRun(
       var wasActive = true
       var settled = askSettled(epoch)
       while (settled.missing.nonEmpty) {
-        if (!wasActive) throw new InterruptedException
+        // Called by a thread of Spark's that takes messages, which would end by an InterruptedException, and take no more.
+        if (!wasActive) throw new IllegalStateException(s"the run has ended before epoch $epoch counts; it is repeated")
         wasActive = goesOn
         settled = askSettled(epoch)
       }
