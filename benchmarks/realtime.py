@@ -28,7 +28,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -74,6 +78,8 @@ class Workload:
     ----------
     query
         Is given a frame, whose operators may be those of a fleet.
+    same
+        What gives the same results of a table, where the query is only there for streams.
     repeated
         Of its events; see :class:`~benchmarks.kafka.Events`.
     adds_up
@@ -83,10 +89,50 @@ class Workload:
     query: Callable[[Any], DataFrame]
     repeated: float | None = None
     adds_up: bool = False
+    same: Callable[[DataFrame], DataFrame] | None = None
+
+
+def _counted(events: Any) -> DataFrame:
+    return events.groupBy("k").agg(F.count("*").alias("n"), F.max("due").alias("due"))
+
+
+def _by_window(events: Any) -> DataFrame:
+    """Count by key and ten seconds; a window of a key is a key of the results."""
+    timed = events.withColumn("ts", F.timestamp_micros("due")).withWatermark("ts", "10 seconds")
+    counts = timed.groupBy(F.window("ts", "10 seconds"), "k").agg(F.count("*").alias("n"), F.max("due").alias("due"))
+    return counts.select((F.unix_seconds("window.start") * 10_000_000 + F.col("k")).alias("k"), "n", "due")
+
+
+_STATE = "n LONG, due LONG"
+
+
+def _counted_by_function(events: Any) -> DataFrame:
+    """Count by a function of the user's: the fleet's own for many keys, or Spark's for each key."""
+    grouped = events.groupBy("k")
+    if hasattr(grouped, "applyInArrowWithState"):
+        return grouped.applyInArrowWithState(_count_all, _RESULT, _STATE, "update", "NoTimeout")
+    return grouped.applyInPandasWithState(_count_one, _RESULT, _STATE, "update", "NoTimeout")
+
+
+def _count_all(keys: pa.Table, rows: pa.Table, state: Any) -> pa.Table:
+    due = np.maximum.reduceat(rows.column("due").to_numpy(), state.offsets[:-1])
+    counted = {"n": pc.add(state.get("n", 0), pa.array(np.diff(state.offsets))), "due": pa.array(due)}
+    state.update(counted)
+    return pa.table({"k": keys.column("k"), **counted})
+
+
+def _count_one(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
+    n, due = state.get if state.exists else (0, 0)
+    for frame in frames:
+        n, due = n + len(frame), max(due, int(frame["due"].max()))
+    state.update((n, due))
+    yield pd.DataFrame({"k": [key[0]], "n": [n], "due": [due]})
 
 
 WORKLOADS = {
-    "count": Workload(lambda events: events.groupBy("k").agg(F.count("*").alias("n"), F.max("due").alias("due"))),
+    "count": Workload(_counted),
+    "window": Workload(_by_window),
+    "function": Workload(_counted_by_function, same=_counted),
     # Of keys that are drawn out of some, hardly one would be new after a while.
     "deduplicate": Workload(
         lambda events: events.dropDuplicates(["k"]).select("k", F.lit(1).alias("n"), "due"),
@@ -235,7 +281,8 @@ class _Run:
         events = self._kafka.records(self._spark, self._source, EVENT)
         results = self._kafka.records(self._spark, self._sink, _RESULT)
         last = (F.sum if self._workload.adds_up else F.max)("n").alias("last")
-        both = results.groupBy("k").agg(last).join(self._workload.query(events), "k", "full")
+        rightly = self._workload.same or self._workload.query
+        both = results.groupBy("k").agg(last).join(rightly(events), "k", "full")
         wrong, keys = both.agg(F.count_if(~F.col("n").eqNullSafe(F.col("last"))), F.count("*")).collect()[0]
         came, sent = events.count(), _FIRST + round(self._case.rate * (self._warm_up_s + self._measured_s))
         if wrong or came != sent:
