@@ -323,7 +323,8 @@ def _line(name: str, cells: Sequence[str]) -> str:
 
 def _row(case: Case, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a case's figures, and print the medians."""
-    others = statistics.median(run["cores"]["others"] for run in runs)
+    # What others did not use at all is no figure.
+    others = statistics.median(run["cores"].get("others", 0.0) for run in runs)
     row: dict[str, Any] = {**vars(case), "runs": runs}
     titles = {
         "latency_ms": f"{case.workload} {case.side}, {case.rate:,}/s, {case.keys:,} keys",
