@@ -15,9 +15,11 @@ import pyarrow as pa
 from msgspec import structs
 
 from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import TaskIdentity
 from coordinator.model.watermarks import Watermarks
 from spark_jobs.functions.user_program import OpenProgram, UserBatch, UserTask
 from spark_jobs.worker.process import fleet_client, task_identity
+from store_actors.client.fleet_client import FleetClient
 from store_actors.client.operator_task import BatchHeader, EventTimes
 from store_actors.connections.function_stream import PIECE, Frame, FunctionConnection
 from store_actors.engine.columns import in_schema
@@ -39,9 +41,10 @@ def serve(task: UserTask, header: BatchHeader, where: dict[str, Any]) -> None:
     """
     with closing(FunctionConnection(**where)) as connection:
         try:
-            client, identity = fleet_client(task.address), task_identity(task.metadata, header)
+            client = fleet_client(task.address)
+            identity = structs.replace(task_identity(task.metadata, header), is_epoch=True)
             with task.program.opened(client, identity, task.schema) as program:
-                _EpochProgram(task, header, program).serve(connection)
+                _EpochProgram(task, header.shard, program, client, identity).serve(connection)
         except Exception as error:
             connection.fail(error)
             raise
@@ -50,12 +53,13 @@ def serve(task: UserTask, header: BatchHeader, where: dict[str, Any]) -> None:
 class _EpochProgram:
     """A program, and the session of the present epoch."""
 
-    def __init__(self, task: UserTask, header: BatchHeader, program: OpenProgram) -> None:
-        self._task, self._shard, self._program = task, header.shard, program
+    def __init__(
+        self, task: UserTask, shard: int, program: OpenProgram, client: FleetClient, identity: TaskIdentity
+    ) -> None:
+        self._task, self._shard, self._program = task, shard, program
+        self._client, self._identity = client, identity
         self._raw = task.schema.raw_schema()
-        self._client = fleet_client(task.address)
-        self._identity = structs.replace(task_identity(task.metadata, header), is_epoch=True)
-        self._store, self._grant = self._client.open_granted(self._identity, task.metadata, program.stores)
+        self._store, self._grant = client.open_granted(identity, task.metadata, program.stores)
         self._watermarks = self._grant.watermarks
         self._base_version = self._grant.base_version
         self._rows = self._late = 0

@@ -20,7 +20,6 @@ from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import InvalidRequestError, StoreUnavailableError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import StateSchema
-from spark_jobs.functions.epoch_worker import serve
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchClock, BatchFunction, Mask, StateBatch
 from spark_jobs.functions.user_program import UserBatch, UserTask
@@ -59,6 +58,9 @@ class UserStateTask(UserTask):
         """
         received = unpack(batches, self.schema.raw_schema(), self.metadata.state_name)
         if received.header.worker is not None:
+            # Of continuous queries alone, with connections to store actors that no batch needs.
+            from spark_jobs.functions.epoch_worker import serve
+
             serve(self, received.header, received.header.worker)
             return
         for table in self._repeated(received):

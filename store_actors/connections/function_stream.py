@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
@@ -23,7 +23,10 @@ from coordinator.model.errors import StoreUnavailableError
 from coordinator.runtime.runtime import Runtime
 from store_actors.connections.hand_over import LENGTH, SECRET_BYTES, address_of, secret_of
 from store_actors.connections.sender import FrameSender
-from store_actors.epochs.functions import FunctionShard
+
+# A worker has nothing of shards.
+if TYPE_CHECKING:
+    from store_actors.epochs.functions import FunctionShard
 
 PIECE, SEAL, _FAILED = 1, 2, 3
 #: Kind, epoch, watermark, and the bytes that follow.
