@@ -206,6 +206,17 @@ class InputColumns:
         chosen = number if _INPUT in rows.names else None
         return cls(chosen, schema, names if len(names) == len(schema) else [])
 
+    def renamed(self, rows: pa.Schema) -> pa.Schema | None:
+        """Return a schema of the same columns, in which the input's have its names; None if that is not all to be done."""
+        if self.number is not None or not self.names:
+            return None
+        for field, names in zip(self.schema, self.names, strict=True):
+            place = rows.get_field_index(names[0])
+            if len(names) > 1 or rows.field(place).type != field.type:
+                return None
+            rows = rows.set(place, field)
+        return rows
+
     @cached_property
     def _empty(self) -> pa.Table:
         return self.schema.empty_table()

@@ -5,7 +5,7 @@ and operator, and an Arrow stream that only has the schema of the rows. Then fol
 the highest byte first.
 
 From the task: a piece (shard, epoch, number of rows, length) and its rows, in Spark's own format
-(:mod:`~store_actors.connections.unsafe_rows`), or as an Arrow stream where that does not have their types; a marker (epoch, watermark,
+(:mod:`~store_actors.engine.unsafe_rows`), or as an Arrow stream where that does not have their types; a marker (epoch, watermark,
 longest wait of a row, number of shards), and for each shard how many rows it was sent in the epoch. To the task: results (how many rows
 of its own they answer, their number and length), those of a shard all to one task; the answer of each shard to a marker (its epoch),
 after which nothing of the epoch follows from it; or the text of an error, after its length, and then the connection ends.
@@ -27,17 +27,20 @@ from typing import Any, BinaryIO, Protocol
 import pyarrow as pa
 from msgspec import structs
 
+from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import BatchHeader, InputColumns, OperatorTask, visible
-from store_actors.connections import unsafe_rows
 from store_actors.connections.function_stream import WorkerConnection
 from store_actors.connections.sender import FrameSender
+from store_actors.engine import unsafe_rows
 from store_actors.engine.pieces import batches
 from store_actors.epochs.barrier import Marker
+from store_actors.epochs.folding import Emitted, emitted_table
 from store_actors.epochs.functions import FunctionRuns, FunctionShard
 from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.epochs.shard import EpochShard, Piece, RunTask
 from store_actors.messages.requests import ShardInput
+from store_actors.operators.aggregate import ChangedGroups, UnsafeInput
 from store_actors.serving.metrics import StoreMetrics
 
 _PIECE, _MARKER = 1, 2
@@ -118,10 +121,7 @@ class EpochServer:
         )
         shards = self.runs.join(run, connection)
         try:
-            inputs = [
-                InputColumns.of(number, schema, rows) for number, schema in enumerate(operator.schema.input_schemas())
-            ]
-            self._take_all(request, source, connection, shards, rows, lambda table: [of.table(table) for of in inputs])
+            self._take_all(request, source, connection, shards, _reader(operator.schema, rows, request["unsafe_rows"]))
         except Exception as error:
             # Before the others learn that the run is over, and this task with them.
             connection.fail(error)
@@ -135,12 +135,10 @@ class EpochServer:
         source: BinaryIO,
         connection: _TaskConnection,
         shards: Mapping[int, TakingShard],
-        rows: pa.Schema,
-        inputs: Callable[[pa.Table], Sequence[pa.Table]],
+        read: PieceReader,
     ) -> None:
-        row_format, elapsed_s = _format(request["unsafe_rows"]), self.runtime.clock.elapsed_s
-        stream = EpochStream(request["task"], connection, rows, inputs, shards, row_format, self.metrics, elapsed_s)
-        stream.take_all(source)
+        elapsed_s = self.runtime.clock.elapsed_s
+        EpochStream(request["task"], connection, read, shards, self.metrics, elapsed_s).take_all(source)
 
     def _serve_function(self, request: Mapping[str, Any], source: BinaryIO, connection: _TaskConnection) -> None:
         """Take the frames of a task whose rows a user's function gets."""
@@ -150,7 +148,8 @@ class EpochServer:
             shards = self._function_shards(request, connection)
             for shard in shards.values():
                 shard.join(request["task"], connection)
-            self._take_all(request, source, connection, shards, rows, lambda table: (table,))
+            row_format = _format(request["unsafe_rows"])
+            self._take_all(request, source, connection, shards, partial(_read_as_is, row_format, rows))
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             connection.fail(error)
@@ -188,8 +187,8 @@ class RowFormat(Protocol):
     def decoded(self, content: bytes, schema: pa.Schema) -> pa.Table:
         """Return the rows of a piece, whose columns a schema has; errors as of :func:`~unsafe_rows.decoded`."""
 
-    def encoded(self, rows: pa.Table) -> Iterator[tuple[int, bytes]]:
-        """Yield blocks of rows, each with the number of its rows."""
+    def encoded(self, results: Emitted) -> Iterator[tuple[int, bytes]]:
+        """Yield blocks of results, each with the number of its rows."""
 
 
 class _UnsafeRows:
@@ -198,10 +197,15 @@ class _UnsafeRows:
     def decoded(self, content: bytes, schema: pa.Schema) -> pa.Table:
         return pa.Table.from_batches([unsafe_rows.decoded(content, schema, 1)])
 
-    def encoded(self, rows: pa.Table) -> Iterator[tuple[int, bytes]]:
-        for batch in rows.to_batches():
-            for count, block in unsafe_rows.blocks(batch):
-                yield count, block.tobytes()
+    def encoded(self, results: Emitted) -> Iterator[tuple[int, bytes]]:
+        block = results.block() if isinstance(results, ChangedGroups) else None
+        if block is not None:
+            # Small pieces do not pass through Arrow, which takes most of their time.
+            yield len(results.rows), block.tobytes()
+            return
+        for batch in visible(emitted_table(results)).to_batches():
+            for count, rows in unsafe_rows.blocks(batch):
+                yield count, rows.tobytes()
 
 
 class _ArrowRows:
@@ -210,8 +214,8 @@ class _ArrowRows:
     def decoded(self, content: bytes, schema: pa.Schema) -> pa.Table:
         return pa.ipc.open_stream(content).read_all()
 
-    def encoded(self, rows: pa.Table) -> Iterator[tuple[int, bytes]]:
-        for batch in batches(rows, _FRAME_BYTES):
+    def encoded(self, results: Emitted) -> Iterator[tuple[int, bytes]]:
+        for batch in batches(visible(emitted_table(results)), _FRAME_BYTES):
             if batch.num_rows:
                 sink = BytesIO()
                 with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -223,6 +227,34 @@ def _format(is_unsafe: bool) -> RowFormat:
     return _UnsafeRows() if is_unsafe else _ArrowRows()
 
 
+#: Returns the rows of a piece; raises a ValueError if there are none.
+PieceReader = Callable[[bytes], ShardInput | UnsafeInput]
+
+
+def _reader(schema: StateSchema, rows: pa.Schema, is_unsafe: bool) -> PieceReader:
+    """Return how pieces of an operator are read, whose rows have a schema, and then the route."""
+    inputs = [InputColumns.of(number, kind, rows) for number, kind in enumerate(schema.input_schemas())]
+    renamed = inputs[0].renamed(rows) if is_unsafe and schema.operator is OperatorKind.AGGREGATE else None
+    if renamed is not None:
+        return partial(_read_unsafe, renamed)
+    return partial(_read_inputs, _format(is_unsafe), rows, inputs)
+
+
+def _read_unsafe(rows: pa.Schema, content: bytes) -> UnsafeInput:
+    block = unsafe_rows.UnsafeBlock(content, rows, 1)
+    return UnsafeInput(block, block.num_rows)
+
+
+def _read_inputs(row_format: RowFormat, rows: pa.Schema, inputs: Sequence[InputColumns], content: bytes) -> ShardInput:
+    table = row_format.decoded(content, rows)
+    return ShardInput(tuple(columns.table(table) for columns in inputs), table.num_rows)
+
+
+def _read_as_is(row_format: RowFormat, rows: pa.Schema, content: bytes) -> ShardInput:
+    table = row_format.decoded(content, rows)
+    return ShardInput((table,), table.num_rows)
+
+
 @dataclass(frozen=True, slots=True)
 class EpochStream:
     """The frames of a task's connection.
@@ -231,20 +263,12 @@ class EpochStream:
     ----------
     number, task
         The task's number in its run, and its end of the connection.
-    rows
-        Schema of its rows, without the route, which is the last column.
-    inputs
-        Returns the operator's inputs of some rows.
-    row_format
-        How its rows are sent.
     """
 
     number: int
     task: RunTask
-    rows: pa.Schema
-    inputs: Callable[[pa.Table], Sequence[pa.Table]]
+    read: PieceReader
     shards: Mapping[int, TakingShard]
-    row_format: RowFormat
     metrics: StoreMetrics
     elapsed_s: Callable[[], float]
 
@@ -255,10 +279,9 @@ class EpochStream:
                 shard, epoch, rows, size = _PIECE_HEAD.unpack(_read(source, _PIECE_HEAD.size))
                 if size <= 0 or shard not in self.shards:
                     raise ValueError(f"malformed piece: it has {size} bytes of shard {shard}")
-                table = self.row_format.decoded(_read(source, size), self.rows)
-                if table.num_rows != rows:
-                    raise ValueError(f"malformed piece: {rows} rows were sent, and {table.num_rows} came")
-                piece = ShardInput(tuple(self.inputs(table)), rows)
+                piece = self.read(_read(source, size))
+                if piece.rows_read != rows:
+                    raise ValueError(f"malformed piece: {rows} rows were sent, and {piece.rows_read} came")
                 begun_s = self.elapsed_s()
                 self.shards[shard].take(self.number, epoch, Piece(piece, self.task))
                 self.metrics.folded(rows, self.elapsed_s() - begun_s)
@@ -291,10 +314,10 @@ class _TaskConnection:
     def answer(self, rows: int) -> None:
         self._send(_ROWS + _ROWS_HEAD.pack(rows, 0, 0))
 
-    def emit(self, results: pa.Table, piece: Piece | None) -> None:
+    def emit(self, results: Emitted, piece: Piece | None) -> None:
         # The task's own piece is answered by the last frame itself.
         own = piece.rows.rows_read if piece is not None and piece.task is self else 0
-        blocks = list(self._results.encoded(visible(results)))
+        blocks = list(self._results.encoded(results))
         for count, block in blocks[:-1]:
             self._send(_ROWS + _ROWS_HEAD.pack(0, count, len(block)) + block)
         count, block = blocks[-1] if blocks else (0, b"")

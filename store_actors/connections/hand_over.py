@@ -5,7 +5,7 @@ then sends a request (JSON after its length), the operator (JSON), and the rows 
 The answer has the rows that the shards emit, and how many rows and bytes they are; or the text of an error, after its length. It
 begins as soon as some shards have committed: the task sends the rows of others when it has used what came. The rows of a shard are
 an Arrow stream; or, where all of their types allow it, they are in Spark's own format
-(:mod:`~store_actors.connections.unsafe_rows`), after an Arrow stream that only has their schema. After them the task says which
+(:mod:`~store_actors.engine.unsafe_rows`), after an Arrow stream that only has their schema. After them the task says which
 shard it was, how many rows it had and in how many bytes. A shard gets its rows only if all of that is so.
 
 The socket is in a folder below /tmp that is this user's alone. Others can put a folder of their own there before there is one, and
@@ -39,8 +39,8 @@ import pyarrow as pa
 from coordinator.model.names import fleet_id_of
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import HandedOver
-from store_actors.connections import unsafe_rows
 from store_actors.connections.direct_calls import accept_each, end_listening
+from store_actors.engine import unsafe_rows
 
 log = logging.getLogger(__name__)
 

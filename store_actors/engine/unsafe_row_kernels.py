@@ -1,4 +1,4 @@
-"""Compiled loops over rows in Spark's binary format that have strings: see :mod:`store_actors.connections.unsafe_rows`."""
+"""Compiled loops over rows in Spark's binary format that have strings: see :mod:`store_actors.engine.unsafe_rows`."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from coordinator.model.schema import StateSchema
@@ -19,7 +20,8 @@ from store_actors.engine.lists import ListPool, element_words
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.pieces import batches, cut
 from store_actors.engine.strings import StringPool
-from store_actors.engine.words import decode_column, decode_nested, encode_column, validity
+from store_actors.engine.unsafe_rows import BlockColumn, SentColumn, UnsafeBlock, block_of, sent_words
+from store_actors.engine.words import decode_column, decode_nested, encode_column, is_text, validity
 
 #: Times the bytes of words that rows take on their way out: as Arrow data, in a file, and as the bytes of that.
 _DECODED = 3
@@ -88,7 +90,7 @@ class WordRows:
 
     # -- in -------------------------------------------------------------------------------------------------------
 
-    def encode(self, batch: pa.RecordBatch, *, partial: bool = False) -> EncodedBatch:
+    def encode(self, batch: pa.RecordBatch | UnsafeBlock, *, partial: bool = False) -> EncodedBatch:
         """Return the words of a batch with the columns of ``raw_schema``, or of ``row_schema`` if `partial`; others are ignored."""
         layout = self.layout
         feed = layout.partial if partial else layout.raw
@@ -97,8 +99,7 @@ class WordRows:
         keys: list[Words] = [*further]
         for slot in layout.keys:
             column = batch.column(slot.name)
-            valid = validity(column)
-            encode_column(column, self.pool, valid, keys)
+            valid = self._encode_column(column, keys)
             if column.null_count:
                 flags = nulls if slot.flag_word == 0 else further[slot.flag_word - layout.flag_words]
                 flags |= (valid == 0).astype(np.uint64) * np.uint64(slot.flag)
@@ -109,16 +110,16 @@ class WordRows:
         elements = [np.empty(0, np.uint64)]
         for field in feed.inputs:
             column = batch.column(field.name)
-            valid = validity(column)
             if is_growing(field.type):
+                valid = validity(column)
                 words, begins, lengths = element_words(column, layout.lists[field.name], self.pool)
                 values += [(begins + sum(map(len, elements))).view(np.uint64), lengths.view(np.uint64)]
                 elements.append(words)
             else:
                 kind = string_to_type(field.type)
-                encode_column(
-                    column.cast(kind) if pa.types.is_fixed_size_binary(kind) else column, self.pool, valid, values
-                )
+                if isinstance(column, pa.Array) and pa.types.is_fixed_size_binary(kind):
+                    column = column.cast(kind)
+                valid = self._encode_column(column, values)
             valids.extend([valid] * (len(values) - len(valids)))
         size = batch.num_rows
         return EncodedBatch(
@@ -129,6 +130,19 @@ class WordRows:
             np.stack(valids) if valids else np.empty((0, size), np.uint8),
             np.concatenate(elements),
         )
+
+    def _encode_column(self, column: pa.Array | BlockColumn, out: list[Words]) -> Bytes:
+        """Append the words of a column to ``out``; return where it has a value."""
+        if not isinstance(column, BlockColumn):
+            valid = validity(column)
+            encode_column(column, self.pool, valid, out)
+            return valid
+        valid = column.validity()
+        if is_text(column.type):
+            out.append(self.pool.ids(*column.texts(), valid))
+        else:
+            out += column.words()
+        return valid
 
     def encode_table(self, rows: pa.Table) -> EncodedBatch:
         """Return :meth:`encode` of all batches of raw inputs, as one."""
@@ -188,6 +202,20 @@ class WordRows:
             for piece in self.cut(rows, fields)
         ]
         return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
+
+    def unsafe_block(self, rows: Words, fields: Sequence[FieldSlot]) -> npt.NDArray[np.generic]:
+        """Return some fields of rows given as words, as a block of Spark's rows: of types that it has, less than 2 GiB."""
+        columns = []
+        for slot in fields:
+            words, valid = self._words_of(slot, rows) if self._has_nulls(slot, rows) else ((rows[:, slot.word],), None)
+            if slot.is_text:
+                valid_texts = np.ones(len(rows), np.uint8) if valid is None else valid
+                ids = np.ascontiguousarray(words[0]).view(np.int64)
+                ends, text = self.pool.gather(ids, valid_texts)
+                columns.append(SentColumn(ends, valid, text))
+            else:
+                columns.append(sent_words(slot.type, words[0].view(np.uint64), valid))
+        return block_of(columns, len(rows))
 
     def cut(self, rows: Words, fields: Sequence[FieldSlot], limit: int | None = None) -> Iterable[slice]:
         """Return the pieces of rows given as words, of which these fields are at most `limit` bytes of Arrow data (or a single row)."""

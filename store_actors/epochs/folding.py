@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
 from coordinator.model.schema import OperatorKind
 from store_actors.engine.versions import Change
 from store_actors.messages.requests import ShardInput
-from store_actors.operators.aggregate import results_of
+from store_actors.operators.aggregate import ChangedGroups, UnsafeInput, results_of
 from store_actors.operators.make_shard import OperatorShard
 
 _IN_PIECES = (OperatorKind.AGGREGATE, OperatorKind.DEDUPLICATE)
+
+
+#: Results of a shard.
+Emitted: TypeAlias = pa.Table | ChangedGroups
 
 
 class FoldingShard(Protocol):
@@ -25,8 +29,8 @@ class FoldingShard(Protocol):
     def open(self, version: int, late_ms: int | None = None) -> None:
         """Begin a version."""
 
-    def fold(self, rows: ShardInput) -> pa.Table | None:
-        """Take a piece, and return what it emits; None if that is emitted at the seal."""
+    def fold(self, rows: ShardInput | UnsafeInput) -> Emitted | None:
+        """Take a piece, and return what it emits, which can be read until the next one; None if that is emitted at the seal."""
 
     def seal(self, watermark_ms: int) -> Change:
         """Return the version's change."""
@@ -69,9 +73,15 @@ class HeldRows:
         self._pieces = []
 
 
+def emitted_table(results: Emitted) -> pa.Table:
+    """Return results as Arrow has them."""
+    return results.table() if isinstance(results, ChangedGroups) else results
+
+
 def folding_of(shard: OperatorShard) -> FoldingShard:
     """Return how a shard takes the rows of an epoch."""
-    return cast("FoldingShard", shard) if shard.schema.operator in _IN_PIECES else HeldRows(shard)
+    # Only an aggregation is given rows in Spark's own format.
+    return cast("FoldingShard", shard if shard.schema.operator in _IN_PIECES else HeldRows(shard))
 
 
 def emitted_at_seal(shard: OperatorShard, change: Change) -> pa.Table:

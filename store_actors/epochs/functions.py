@@ -17,6 +17,7 @@ from coordinator.model.errors import FencedError
 from coordinator.runtime.runtime import Threads
 from store_actors.epochs.barrier import Barrier, Marker
 from store_actors.epochs.shard import Piece, RunTask
+from store_actors.messages.requests import ShardInput
 
 
 class FunctionWorker(Protocol):
@@ -124,6 +125,7 @@ class FunctionShard:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             if isinstance(one, Piece):
+                assert isinstance(one.rows, ShardInput), "a function takes Arrow data"
                 self._called.append(one)
                 self._worker.take(one.rows.raw)
             else:

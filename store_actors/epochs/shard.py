@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import pyarrow as pa
 from msgspec import structs
 
 from coordinator.ledger.state_ledger import LeaseGrant
@@ -33,9 +32,9 @@ from coordinator.model.watermarks import Watermarks
 from coordinator.runtime.logs import about
 from store_actors.engine.versions import Change
 from store_actors.epochs.barrier import Barrier, Marker
-from store_actors.epochs.folding import emitted_at_seal, folding_of
+from store_actors.epochs.folding import Emitted, emitted_at_seal, folding_of
 from store_actors.messages.requests import ShardInput
-from store_actors.operators.aggregate import results_of
+from store_actors.operators.aggregate import UnsafeInput
 from store_actors.serving.commits import Prepared, PreparedWrite, Transaction, Write
 from store_actors.serving.operator_shards import restored, write_of
 from store_actors.serving.partition import Partition
@@ -50,7 +49,7 @@ class RunTask(Protocol):
     def answer(self, rows: int) -> None:
         """Tell the task that a piece of some rows is in the open version, and that its results are on their way."""
 
-    def emit(self, results: pa.Table, piece: Piece | None) -> None:
+    def emit(self, results: Emitted, piece: Piece | None) -> None:
         """Send the task results for the sink; once its connection has taken them, the task of the piece is answered."""
 
     def end_epoch(self, epoch: int) -> None:
@@ -64,7 +63,7 @@ class RunTask(Protocol):
 class Piece:
     """Rows of a task."""
 
-    rows: ShardInput
+    rows: ShardInput | UnsafeInput
     task: RunTask
 
 
@@ -281,7 +280,7 @@ class EpochShard:
         if emitted is None:
             piece.task.answer(piece.rows.rows_read)
         else:
-            self._sink_task.emit(results_of(emitted, self._schema), piece)
+            self._sink_task.emit(emitted, piece)
 
     def _end_taking(self) -> None:
         """The present epoch has all of its rows."""

@@ -15,8 +15,9 @@ an operator that closes early, the one that includes the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +30,11 @@ from coordinator.model.type_names import string_to_type
 from store_actors.engine import count_kernels, fold_kernels
 from store_actors.engine.arrays import Mask, Slots, Words, whole_numbers
 from store_actors.engine.index_kernels import LIVE
+from store_actors.engine.layout import FieldSlot
 from store_actors.engine.lists import sketch_bytes
 from store_actors.engine.pieces import batches
 from store_actors.engine.table import Touched
+from store_actors.engine.unsafe_rows import MOST_BLOCK_BYTES, UnsafeBlock, are_supported
 from store_actors.engine.versions import (
     CHANGE_COLUMN,
     REMOVED,
@@ -79,6 +82,20 @@ class _OpenVersion:
         return len(np.unique(np.concatenate(self.late), axis=0)) if self.late else 0
 
 
+@dataclass(frozen=True, slots=True)
+class UnsafeInput:
+    """Rows of an aggregation in Spark's own format, whose first columns are those of ``raw_schema``.
+
+    Attributes
+    ----------
+    rows_read
+        Input rows that they stand for.
+    """
+
+    block: UnsafeBlock
+    rows_read: int
+
+
 class AggregateShard(VersionedTable):
     """Groups of one partition at its newest version, with the way back to the versions before."""
 
@@ -114,17 +131,26 @@ class AggregateShard(VersionedTable):
         self.begin(version)
         self._open = _OpenVersion(self._next_stamp())
 
+    @cached_property
+    def sent_fields(self) -> Sequence[FieldSlot]:
+        """The fields of emitted groups, if they are words that Spark's own format has; empty otherwise."""
+        layout = self.table.layout
+        fields = [slot for slot in (*layout.keys, *layout.state) if not slot.name.startswith("__")]
+        is_state = not any(accumulator.result for accumulator in self.schema.accumulators)
+        are_words = are_supported(pa.schema([(slot.name, slot.view_type) for slot in fields]))
+        return fields if is_state and are_words else ()
+
     @property
     def emits_at_seal(self) -> bool:
         """Whether groups are emitted when they are closed."""
         return self.schema.output_mode == "append"
 
-    def fold(self, rows: ShardInput) -> pa.Table | None:
-        """Fold a piece into the open version, and return the groups that it changed, as they are now, in ``row_schema``.
+    def fold(self, rows: ShardInput | UnsafeInput) -> ChangedGroups | None:
+        """Fold a piece into the open version, and return the groups that it changed, as they are now.
 
         Returns
         -------
-        pyarrow.Table or None
+        ChangedGroups or None
             None if groups are emitted when they are closed.
 
         Raises
@@ -133,7 +159,7 @@ class AggregateShard(VersionedTable):
             A sum that must not wrap overflowed. The shard is half changed, so its owner drops it.
         """
         slots = self._fold(rows)
-        return None if self.emits_at_seal else self.table.decode(self.table.columns(slots))
+        return None if self.emits_at_seal else ChangedGroups(self, self.table.columns(slots))
 
     def seal(self, watermark_ms: int) -> Change:
         """Close the groups that the watermark has passed, and return the open version's change."""
@@ -168,22 +194,28 @@ class AggregateShard(VersionedTable):
             watermark_ms=watermark_ms,
         )
 
-    def _fold(self, rows: ShardInput) -> Slots:
+    def _fold(self, rows: ShardInput | UnsafeInput) -> Slots:
         """Fold rows in; return the slots of the groups that they changed."""
         # A group is stamped by the piece that changed it last: each piece shows what it changed.
         self._next_stamp()
         touched = Touched.nothing(self.table.layout.row_words)
-        for table, partial in ((rows.raw, False), (rows.partial, True)):
-            for batch in batches(table, self.table.piece_bytes) if table.num_rows else ():
-                encoded = self.table.encode(batch, partial=partial)
-                on_time = self._drop_late(encoded, self._open.late)
-                touched = touched.joined(self.table.accumulate(on_time, self._stamp))
+        for encoded in self._encoded(rows):
+            on_time = self._drop_late(encoded, self._open.late)
+            touched = touched.joined(self.table.accumulate(on_time, self._stamp))
         self._open.rows_in += rows.rows_read
         slots = self._note(touched)
         # Without such sums no row is copied.
         if self.table.layout.fails_on_overflow:
             self.table.layout.check_overflow(self.table.taken(slots))
         return slots
+
+    def _encoded(self, rows: ShardInput | UnsafeInput) -> Iterator[EncodedBatch]:
+        if isinstance(rows, UnsafeInput):
+            yield self.table.encode(rows.block)
+            return
+        for table, partial in ((rows.raw, False), (rows.partial, True)):
+            for batch in batches(table, self.table.piece_bytes) if table.num_rows else ():
+                yield self.table.encode(batch, partial=partial)
 
     def _note(self, touched: Touched) -> Slots:
         """Note the way back from a change of the open version; return the slots that it touched."""
@@ -219,6 +251,31 @@ class AggregateShard(VersionedTable):
     def output(self, delta: pa.Table) -> pa.Table:
         """Return the rows that a batch emits, read off its delta, so that a retry of a committed batch emits the same."""
         return output_of(delta, self.schema.output_mode)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedGroups:
+    """Groups that a piece changed, as words: they can be read until the shard changes again.
+
+    Attributes
+    ----------
+    rows
+        As of :meth:`~store_actors.engine.table.GroupTable.columns`.
+    """
+
+    shard: AggregateShard
+    rows: Words
+
+    def table(self) -> pa.Table:
+        """Return what the operator emits for the groups."""
+        return results_of(self.shard.table.decode(self.rows), self.shard.schema)
+
+    def block(self) -> npt.NDArray[np.generic] | None:
+        """Return what is emitted as rows in Spark's own format; None if that is not the state's words, or is too large."""
+        fields, table = self.shard.sent_fields, self.shard.table
+        if not fields or table.longest_row(self.rows, fields) * len(self.rows) > MOST_BLOCK_BYTES:
+            return None
+        return table.unsafe_block(self.rows, fields)
 
 
 def output_of(delta: pa.Table, output_mode: str) -> pa.Table:

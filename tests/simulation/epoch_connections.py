@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from coordinator.model.errors import StateStoreError
 from store_actors.epochs.barrier import Marker
+from store_actors.epochs.folding import Emitted as Results
+from store_actors.epochs.folding import emitted_table
 from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.epochs.shard import Piece
 from store_actors.messages.requests import ShardInput
@@ -139,9 +141,9 @@ class Link:
     def answer(self, rows: int) -> None:
         self._connection.send(Answered(rows), to_task=True)
 
-    def emit(self, results: pa.Table, piece: Piece | None) -> None:
+    def emit(self, results: Results, piece: Piece | None) -> None:
         """Send results; the task's own piece is answered with them, that of another task later, as if they waited to be sent."""
-        self._connection.send(Emitted(results), to_task=True)
+        self._connection.send(Emitted(emitted_table(results)), to_task=True)
         if piece is None:
             return
         scheduler = self._connection.scheduler

@@ -22,6 +22,7 @@ from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.lease_plans import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
+from store_actors.epochs.folding import Emitted, emitted_table
 from store_actors.epochs.shard import Piece
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
@@ -208,7 +209,7 @@ class Link:
     def answer(self, rows: int) -> None:
         self.answered += rows
 
-    def emit(self, results: pa.Table, piece: Piece | None) -> None:
-        self.results.append(counts(results))
+    def emit(self, results: Emitted, piece: Piece | None) -> None:
+        self.results.append(counts(emitted_table(results)))
         if piece is not None:
             piece.task.answer(piece.rows.rows_read)

@@ -21,8 +21,8 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import OperatorTask
-from store_actors.connections import unsafe_rows
 from store_actors.connections.epoch_stream import EpochServer
+from store_actors.engine import unsafe_rows
 from store_actors.epochs.functions import FunctionRuns
 from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.serving.metrics import StoreMetrics

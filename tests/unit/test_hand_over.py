@@ -30,8 +30,9 @@ from hypothesis import strategies as st
 
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import HandedOver
-from store_actors.connections import hand_over, unsafe_rows
+from store_actors.connections import hand_over
 from store_actors.connections.hand_over import HandOverServer, Serve, address_of, hand_over_server, sockets_of
+from store_actors.engine import unsafe_rows
 from tests.clocks import until
 from tests.processes import AS_NOBODY, NOBODY
 from tests.unit.no_epochs import no_epochs

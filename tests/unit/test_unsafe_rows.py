@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import struct
-from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -13,39 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store_actors.connections.unsafe_rows import _BLOCK_BYTES, are_supported, read_blocks, write_blocks, write_end
-
-_INTEGERS = {
-    pa.int8(): 7,
-    pa.int16(): 15,
-    pa.int32(): 31,
-    pa.int64(): 63,
-    pa.date32(): 20,
-    pa.timestamp("us", "UTC"): 60,
-}
-_VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {
-    **{kind: st.integers(-(2**bits), 2**bits - 1) for kind, bits in _INTEGERS.items()},
-    pa.bool_(): st.booleans(),
-    pa.float32(): st.floats(width=32, allow_nan=False),
-    pa.float64(): st.floats(allow_nan=False),
-    pa.decimal128(18, 2): st.integers(1 - 10**18, 10**18 - 1).map(lambda value: Decimal(value).scaleb(-2)),
-    pa.string(): st.text(max_size=20),
-    pa.binary(): st.binary(max_size=20),
-}
-
-
-def _column(kind: pa.DataType, values: list[object]) -> pa.Array:
-    whole = pa.int32() if pa.types.is_date32(kind) else pa.int64() if pa.types.is_timestamp(kind) else kind
-    return pa.array(values, whole).cast(kind)
-
-
-@st.composite
-def _batches(draw: st.DrawFn) -> pa.RecordBatch:
-    kinds = draw(st.lists(st.sampled_from(list(_VALUES)), min_size=1, max_size=5))
-    kinds += draw(st.sampled_from([[], [pa.int64()] * 66]))
-    size = draw(st.integers(1, 20))
-    columns = [_column(kind, draw(st.lists(st.none() | _VALUES[kind], min_size=size, max_size=size))) for kind in kinds]
-    return pa.RecordBatch.from_arrays(columns, names=[f"c{number}" for number in range(len(kinds))])
+from store_actors.engine.unsafe_rows import MOST_BLOCK_BYTES, are_supported, read_blocks, write_blocks, write_end
+from tests.unit.unsafe_batches import batches_of_all_types
 
 
 def _blocks(*batches: pa.RecordBatch) -> bytes:
@@ -64,7 +32,7 @@ def _table(data: bytes, schema: pa.Schema, further: int = 0) -> pa.Table:
     return table
 
 
-@given(_batches(), st.integers(0, 5))
+@given(batches_of_all_types(), st.integers(0, 5))
 def test_rows_come_back(batch: pa.RecordBatch, skipped: int) -> None:
     batch = batch.slice(min(skipped, batch.num_rows - 1))
     assert are_supported(batch.schema)
@@ -86,7 +54,7 @@ def test_further_columns_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "order", list(itertools.permutations([0, _BLOCK_BYTES - 24, _BLOCK_BYTES - 23, 3 * _BLOCK_BYTES]))
+    "order", list(itertools.permutations([0, MOST_BLOCK_BYTES - 24, MOST_BLOCK_BYTES - 23, 3 * MOST_BLOCK_BYTES]))
 )
 def test_a_block_has_one_row_or_no_more_than_its_bytes(order: tuple[int, ...]) -> None:
     # With many small rows before a few large ones, the mean says nothing of either.
@@ -97,7 +65,7 @@ def test_a_block_has_one_row_or_no_more_than_its_bytes(order: tuple[int, ...]) -
     while size := struct.unpack(">i", source.read(4))[0]:
         block = source.read(size)
         table = _table(struct.pack(">i", size) + block + bytes(4), batch.schema)
-        assert size <= _BLOCK_BYTES or len(table) == 1
+        assert size <= MOST_BLOCK_BYTES or len(table) == 1
         rows += len(table)
     assert rows == len(texts)
     assert _table(data, batch.schema) == pa.Table.from_batches([batch])

@@ -41,13 +41,19 @@ case class EpochWork(
     state: String) {
   @transient private var task: EpochTask = _
 
-  /** Returns the rows that a task emits in an epoch. */
-  def emitted(number: Int, rows: Iterator[InternalRow], calls: Option[RDD[InternalRow]]): Iterator[InternalRow] = {
+  /**
+   * Returns the rows that a task emits in the epoch in which it is.
+   *
+   * @param rows Returns the task's input in an epoch.
+   */
+  def emitted(number: Int, rows: () => Iterator[InternalRow], calls: Option[RDD[InternalRow]]): Iterator[InternalRow] = {
+    val epoch = EpochTracker.getCurrentEpoch.get
     if (task == null) {
       task = new EpochTask(this, number, TaskContext.get(), SparkEnv.get.blockManager.blockManagerId.host)
       calls.foreach(task.call)
+      task.read(rows, epoch)
     }
-    new EpochRows(task, rows)
+    new EpochRows(task, epoch)
   }
 }
 
@@ -68,7 +74,7 @@ class EpochRDD(rows: RDD[InternalRow], work: EpochWork, calls: Option[RDD[Intern
       context.killTaskIfInterrupted()
       Thread.sleep(EpochTask.PauseMs)
     }
-    work.emitted(split.index, rows.iterator(split, context), calls)
+    work.emitted(split.index, () => rows.iterator(split, context), calls)
   }
 }
 
@@ -86,7 +92,10 @@ class CallRows(context: SparkContext, shards: Int, kind: StructType) extends RDD
 
 private class ShardPartition(override val index: Int) extends Partition
 
-/** A task's connections, and the rows that it has not sent yet. */
+/**
+ * A task's connections, and the rows that it has not sent yet. A thread reads the task's input, which blocks; the task's own
+ * thread sends and receives. So rows of the next epoch are read while the sink commits the one before.
+ */
 class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, host: String) {
   val selector: Selector = Selector.open()
   val streams: Array[PieceStream] = work.shards.map { case (actor, shards) =>
@@ -103,6 +112,13 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   private var waitingBytes = 0L
   @volatile private var unanswered = 0
 
+  /** The last epoch of which all rows were read, and the last one whose end was sent. */
+  @volatile private var readEpoch = -1L
+  private var markedEpoch = -1L
+
+  /** When rows were sent last. */
+  @volatile private var cutAt = System.nanoTime() - EpochTask.GatherNs
+
   /** Since when the oldest row waits, and the oldest unanswered one did; and the longest wait of a row in the epoch. */
   private var waitingSince = 0L
   private var unansweredSince = 0L
@@ -117,7 +133,7 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   }
   context.addTaskCompletionListener[Unit](_ => close())
 
-  /** Why the user's function is not called any more. */
+  /** Why the input is not read, or the user's function is not called, any more. */
   @volatile private var failure: Throwable = _
 
   def check(): Unit = if (failure != null) throw failure
@@ -130,29 +146,59 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
       val where = s"""{"sockets": ${EpochTask.quoted(work.sockets)}, "host": ${EpochTask.quoted(host)}, "actor": $actor, """ +
         s""""request": $asked}"""
       val header = s"""${work.batch.dropRight(1)}, "shard": $shard, "worker": $where}"""
-      val thread = new Thread(() => call(calls, shard, header), s"statefleet-function-$number-$shard")
-      thread.setDaemon(true)
-      context.addTaskCompletionListener[Unit](_ => thread.interrupt())
-      thread.start()
+      start(s"statefleet-function-$number-$shard") {
+        EpochTask.call.set(header)
+        calls.iterator(new ShardPartition(shard), context).foreach(_ => ())
+      }
     }
 
-  private def call(calls: RDD[InternalRow], shard: Int, header: String): Unit =
-    try {
-      TaskContext.setTaskContext(context)
-      EpochTask.call.set(header)
-      calls.iterator(new ShardPartition(shard), context).foreach(_ => ())
-    } catch {
-      case error: Throwable =>
-        failure = error
+  /** Has another thread read the input, from an epoch on. */
+  def read(input: () => Iterator[InternalRow], first: Long): Unit =
+    start(s"statefleet-epoch-reader-$number") {
+      // A count of this thread's own: it is ahead of the task's.
+      EpochTracker.initializeCurrentEpoch(first)
+      while (!context.isInterrupted()) {
+        val rows = input()
+        while (rows.hasNext) add(rows.next().asInstanceOf[UnsafeRow])
+        // Spark ends an interrupted task's input as it ends an epoch.
+        if (!context.isInterrupted()) end(EpochTracker.getCurrentEpoch.get)
+        EpochTracker.incrementCurrentEpoch()
+      }
+    }
+
+  private def start(name: String)(work: => Unit): Unit = {
+    val run: Runnable = () =>
+      try {
+        TaskContext.setTaskContext(context)
+        work
+      } catch {
+        case _: InterruptedException if context.isInterrupted() =>
+        case error: Throwable => failure = error
+      } finally {
+        TaskContext.unset()
         if (selector.isOpen) selector.wakeup()
-    } finally TaskContext.unset()
+      }
+    val thread = new Thread(run, name)
+    thread.setDaemon(true)
+    context.addTaskCompletionListener[Unit](_ => thread.interrupt())
+    thread.start()
+  }
 
   private def close(): Unit = {
     streams.foreach(_.close())
     selector.close()
   }
 
-  def isAnswered: Boolean = unanswered == 0
+  /**
+   * Whether rows that wait are to be sent: at once where none is unanswered, so that pieces grow with the load, but not
+   * at every moment, as a piece of a few rows costs as much as one of fifty.
+   */
+  def isDue: Boolean = unanswered == 0 && untilDue <= 0
+
+  private def untilDue: Long = cutAt + EpochTask.GatherNs - System.nanoTime()
+
+  /** Whether all rows of an epoch were read. */
+  def isRead(epoch: Long): Boolean = readEpoch == epoch
 
   /** Adds a row to those of its shard; waits while too many wait to be sent. Called by the thread that reads. */
   def add(row: UnsafeRow): Unit = synchronized {
@@ -163,8 +209,25 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
     waitingBytes += row.getSizeInBytes
     if (waiting == 1) {
       waitingSince = System.nanoTime()
-      selector.wakeup()
+      if (isDue) selector.wakeup()
     }
+  }
+
+  /** Notes that all rows of an epoch were read, and waits until its end was sent: what follows is of the next one. */
+  private def end(epoch: Long): Unit = synchronized {
+    readEpoch = epoch
+    selector.wakeup()
+    while (markedEpoch < epoch) wait()
+  }
+
+  /** Sends the end of an epoch, after its last rows. */
+  def mark(epoch: Long): Unit = synchronized {
+    cut(epoch)
+    val waited = longest
+    longest = 0L
+    streams.foreach(_.mark(epoch, EpochTimes.of(context).watermarkMs, waited))
+    markedEpoch = epoch
+    notifyAll()
   }
 
   /** Makes pieces of the rows that wait. */
@@ -175,6 +238,7 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
       unanswered += waiting
       waiting = 0
       waitingBytes = 0L
+      cutAt = System.nanoTime()
       notifyAll()
     }
   }
@@ -184,17 +248,11 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
     if (unanswered == 0) longest = math.max(longest, System.nanoTime() - unansweredSince)
   }
 
-  /** Returns how long a row waited at most since the last time, from when it was read to its answer, in nanoseconds. */
-  def takeLongest(): Long = synchronized {
-    val wait = longest
-    longest = 0L
-    wait
-  }
-
   /** Waits until something can be sent or has come, or rows wait to be sent. */
   def await(): Unit = {
     streams.foreach(_.ask())
-    selector.select(EpochTask.LookMs)
+    val left = if (unanswered == 0) untilDue else 0L
+    selector.select(if (left > 0) 1 + left / 1000000 else EpochTask.LookMs)
     selector.selectedKeys.clear()
     if (context.isInterrupted()) throw new InterruptedException
     if (Thread.interrupted()) throw new InterruptedException
@@ -211,6 +269,9 @@ object EpochTask {
   private final val MostRows = 1 << 16
   private final val MostBytes = 1L << 24
 
+  /** Nanoseconds between two times at which rows are sent, at least. */
+  private final val GatherNs = 3000000L
+
   /** Milliseconds between looks whether the task was cancelled, if nothing wakes it. */
   private final val LookMs = 1000L
 
@@ -219,33 +280,9 @@ object EpochTask {
   private[statefleet] final val PauseMs = 10L
 }
 
-/**
- * The rows that a task emits in an epoch. A thread reads the task's input, which blocks; the task's own thread sends and
- * receives. Rows are sent at once where none is unanswered, and wait else: so pieces grow with the load.
- */
-private class EpochRows(task: EpochTask, input: Iterator[InternalRow]) extends NextIterator[InternalRow] {
-  private val epoch = EpochTracker.getCurrentEpoch.get
-  @volatile private var isRead = false
-  @volatile private var failure: Throwable = _
+/** The rows that a task emits in an epoch. */
+private class EpochRows(task: EpochTask, epoch: Long) extends NextIterator[InternalRow] {
   private var isMarked = false
-  private val reader = new Thread(() => read(), s"statefleet-epoch-reader-${task.number}")
-
-  reader.setDaemon(true)
-  task.context.addTaskCompletionListener[Unit](_ => reader.interrupt())
-  reader.start()
-
-  private def read(): Unit =
-    try {
-      TaskContext.setTaskContext(task.context)
-      while (input.hasNext) task.add(input.next().asInstanceOf[UnsafeRow])
-    } catch {
-      case _: InterruptedException if task.context.isInterrupted() =>
-      case error: Throwable => failure = error
-    } finally {
-      isRead = true
-      TaskContext.unset()
-      if (task.selector.isOpen) task.selector.wakeup()
-    }
 
   override protected def getNext(): InternalRow = {
     var row = if (isOver) null else nextRow()
@@ -272,16 +309,12 @@ private class EpochRows(task: EpochTask, input: Iterator[InternalRow]) extends N
   private def isOver: Boolean = isMarked && task.streams.forall(_.isMarked(epoch))
 
   private def send(): Unit = {
-    if (isRead && failure != null) throw failure
     task.check()
-    // Spark ends an interrupted task's input as it ends an epoch.
-    if (isRead && task.context.isInterrupted()) throw new InterruptedException
-    val isEnding = isRead
-    if (isEnding || task.isAnswered) task.cut(epoch)
-    if (isEnding && !isMarked) {
-      val longest = task.takeLongest()
-      task.streams.foreach(_.mark(epoch, EpochTimes.of(task.context).watermarkMs, longest))
+    if (!isMarked && task.isRead(epoch)) {
+      task.mark(epoch)
       isMarked = true
+    } else if (!isMarked && task.isDue) {
+      task.cut(epoch)
     }
     task.streams.foreach(_.send())
   }

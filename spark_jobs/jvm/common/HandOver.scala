@@ -133,7 +133,7 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
 }
 
 /**
- * The rows that a store actor answers with: in Spark's own format (store_actors/connections/unsafe_rows.py), or as Arrow has them.
+ * The rows that a store actor answers with: in Spark's own format (store_actors/engine/unsafe_rows.py), or as Arrow has them.
  * They end with their number and bytes.
  */
 class Answer(kind: StructType, allocator: BufferAllocator) {

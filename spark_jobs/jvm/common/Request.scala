@@ -304,7 +304,7 @@ private[statefleet] class ArrowFormat(request: Request, root: VectorSchemaRoot) 
   }
 }
 
-/** Which rows are sent as Spark has them in memory (store_actors/connections/unsafe_rows.py reads and writes them too). */
+/** Which rows are sent as Spark has them in memory (store_actors/engine/unsafe_rows.py reads and writes them too). */
 object UnsafeTypes {
   def areSupported(rows: StructType): Boolean = rows.forall(field => isWord(field.dataType) || isText(field.dataType))
 
