@@ -54,7 +54,7 @@ _CREDENTIALS = struct.Struct("3i")
 #: Bytes of the secret, and of what a task sends for its proof.
 SECRET_BYTES = 32
 #: Raised with each change of what is sent (``Connection.scala`` has the same): a task and a store actor of two releases do not talk.
-_FORMAT = 5
+_FORMAT = 6
 #: How the folders of sockets begin; each user has one for each session of Ray.
 _FOLDERS = "/tmp/statefleet-"
 #: Bytes of a store actor's file, at most.
@@ -319,11 +319,15 @@ def secret_of(address: Path) -> tuple[str, bytes]:
     Raises
     ------
     OSError
-        The folder is not this user's alone, or has no such file.
+        The folder is not this user's alone, or has no such file; or the store actor is of another release.
     """
     if not _is_private(address.parent):
         raise PermissionError(f"{address.parent} is not this user's alone")
-    pid, _, secret = _read_facts(address).split(" ")
+    pid, written_format, secret = _read_facts(address).split(" ")
+    if written_format != str(_FORMAT):
+        raise OSError(
+            f"the store actor at {address} is of another release: use one release for the fleet and its queries"
+        )
     return pid, base64.b64decode(secret)
 
 

@@ -26,6 +26,10 @@ class FoldingShard(Protocol):
     def emits_at_seal(self) -> bool:
         """Whether it emits when the version is sealed, and nothing before."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of rows of the open version that are held until the seal."""
+
     def open(self, version: int, late_ms: int | None = None) -> None:
         """Begin a version."""
 
@@ -48,14 +52,17 @@ class HeldRows:
         self._shard = shard
         self._version, self._late_ms = 0, cast("int | None", None)
         self._pieces: list[ShardInput] = []
+        self.held_bytes = 0
 
     def open(self, version: int, late_ms: int | None = None) -> None:
         """Begin a version."""
-        self._version, self._late_ms, self._pieces = version, late_ms, []
+        self.abort()
+        self._version, self._late_ms = version, late_ms
 
     def fold(self, rows: ShardInput) -> None:
         """Hold the rows of a piece."""
         self._pieces.append(rows)
+        self.held_bytes += sum(table.nbytes for table in rows.tables)
 
     def seal(self, watermark_ms: int) -> Change:
         """Apply all rows."""
@@ -65,12 +72,12 @@ class HeldRows:
             for number, schema in enumerate(schemas)
         )
         rows = ShardInput(tables, sum(piece.rows_read for piece in self._pieces))
-        self._pieces = []
+        self.abort()
         return self._shard.apply(rows, watermark_ms, self._version, self._late_ms)
 
     def abort(self) -> None:
         """Drop the rows: the shard has none of them."""
-        self._pieces = []
+        self._pieces, self.held_bytes = [], 0
 
 
 def emitted_table(results: Emitted) -> pa.Table:

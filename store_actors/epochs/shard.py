@@ -42,6 +42,9 @@ from store_actors.serving.partitions import Partitions
 
 log = logging.getLogger(__name__)
 
+#: Bytes of rows that a shard holds until the seal, after which no further piece is answered before: its sources stop.
+MOST_HELD_BYTES = 1 << 26
+
 
 class RunTask(Protocol):
     """A task of a run, at the other end of its connection. Nothing here waits, or raises anything."""
@@ -156,6 +159,8 @@ class EpochShard:
         #: The task by which results leave; None until it has joined, and the pieces that wait for it.
         self._sink_task: RunTask | None = None
         self._unfolded: list[Piece] = []
+        #: Pieces that are answered when the epoch is sealed: their tasks send no more of it before.
+        self._unanswered: list[Piece] = []
         self._failure: BaseException | None = None
         #: Whether the present epoch has all markers, and whether the version before is being committed.
         self._is_whole = self._is_committing = False
@@ -277,7 +282,9 @@ class EpochShard:
             return
         with self._partition.changing:
             emitted = self._folding.fold(piece.rows)
-        if emitted is None:
+        if emitted is None and self._folding.held_bytes > MOST_HELD_BYTES:
+            self._unanswered.append(piece)
+        elif emitted is None:
             piece.task.answer(piece.rows.rows_read)
         else:
             self._sink_task.emit(emitted, piece)
@@ -303,6 +310,9 @@ class EpochShard:
             pieces, is_whole = self._barrier.next_epoch()
             self._is_whole = False
             self._seal()
+            unanswered, self._unanswered = self._unanswered, []
+            for piece in unanswered:
+                piece.task.answer(piece.rows.rows_read)
             self._open()
             for piece in pieces:
                 self._fold(piece)

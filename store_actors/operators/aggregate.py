@@ -99,6 +99,8 @@ class UnsafeInput:
 class AggregateShard(VersionedTable):
     """Groups of one partition at its newest version, with the way back to the versions before."""
 
+    held_bytes = 0
+
     _open: _OpenVersion
     _stamp = 0
 

@@ -58,6 +58,7 @@ class DeduplicateShard(VersionedTable):
 
     #: A first row is emitted as it comes.
     emits_at_seal = False
+    held_bytes = 0
 
     #: What the pieces of the open version did so far.
     _pieces: list[_FirstRows]

@@ -28,10 +28,15 @@ def view(name: str) -> str:
 
 
 def started(
-    frame: DataFrame, folder: Path, sink: str = "noop", name: str = "counted", mode: str = "update"
+    frame: DataFrame,
+    folder: Path,
+    sink: str = "noop",
+    name: str = "counted",
+    mode: str = "update",
+    epoch: str = "200 milliseconds",
 ) -> StreamingQuery:
     writer = frame.writeStream.format(sink).queryName(view(name)).outputMode(mode)
-    return writer.trigger(continuous="200 milliseconds").option("checkpointLocation", str(folder)).start()
+    return writer.trigger(continuous=epoch).option("checkpointLocation", str(folder)).start()
 
 
 def committed(folder: Path) -> int:
@@ -65,8 +70,8 @@ def await_epochs(query: StreamingQuery, folder: Path, epochs: int) -> None:
     assert query.exception() is None
 
 
-def rate(spark: SparkSession, partitions: int = PARTITIONS) -> DataFrame:
-    stream = spark.readStream.format("rate").option("rowsPerSecond", 200)
+def rate(spark: SparkSession, partitions: int = PARTITIONS, rows: int = 200) -> DataFrame:
+    stream = spark.readStream.format("rate").option("rowsPerSecond", rows)
     return stream.option("numPartitions", partitions).load().selectExpr(*COLUMNS)
 
 

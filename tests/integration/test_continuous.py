@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from statefleet.fleet import Fleet
+from store_actors.epochs.shard import MOST_HELD_BYTES
 from tests.clocks import until
 from tests.integration.rate_epochs import (
     COLUMNS,
@@ -194,6 +196,24 @@ def test_the_first_rows_of_an_order_are_those_of_a_batch(
         key: sorted((value for value in values if value % KEYS == key), reverse=True)[:2] for key in range(KEYS)
     }
     assert newest == {(key, rank): value for key, of in expected.items() for rank, value in enumerate(of, 1)}
+
+
+def test_rows_that_are_held_until_the_seal_stop_the_source_and_not_the_query(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    # A shard holds 64 MiB, its task 16 MiB, the source a thousand rows: of the 12,000 rows of an epoch some 5,000.
+    folder, size = tmp_path / "checkpoint", 20_000
+    rows = rate(spark, 1, rows=3000).withColumn("text", F.repeat(F.lit("x"), size))
+    first = fleet.stateful(rows, name=name, shards=1).topN(2, "k", F.desc("value")).drop("text")
+    run_for(started(first, folder, epoch="4 seconds"), folder, 3)
+    read = [len(values_read(folder, epoch)) for epoch in range(committed(folder) + 1)]
+    most = max(later - before for before, later in pairwise([0, *read]))
+    assert 3000 < most < (MOST_HELD_BYTES + 3 * 2**24) / size + 2048
+    values = values_read(folder, committed(folder))
+    kept = {(row["k"], row["value"]) for row in state_rows(fleet, name, folder)}
+    assert kept == {
+        (key, value) for key in range(KEYS) for value in sorted(value for value in values if value % KEYS == key)[-2:]
+    }
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import FencedError, OperationOutOfOrderError, StateStoreError
 from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
+from store_actors.epochs import shard as shard_module
 from store_actors.epochs.barrier import Barrier, Marker
 from store_actors.epochs.shard import EpochShard, Piece
+from store_actors.messages.requests import ShardInput
 from store_actors.serving.partitions import Partitions
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, Link, counts, rows
 
@@ -312,3 +316,34 @@ def test_the_longest_wait_of_an_epoch_is_that_of_all_tasks_in_it() -> None:
         barrier.mark(Marker(1, barrier.epoch, 0, waited_ms=second))
         barrier.next_epoch()
         assert barrier.waited_ms == max(first, second)
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3])
+def test_a_shard_answers_no_more_rows_than_it_may_hold_before_the_seal(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = StateSchema(
+        (), (Field("v", "string"), Field("n", "int64")), (Accumulator(AccumulatorKind.VALUE, (), (Field("seen", "int64", False),)),),
+        None, None, "update", OperatorKind.LIMIT, {"n": 100},
+    )  # fmt: skip
+    row = pa.table({"v": ["x"], "n": pa.array([1], pa.int64())})
+    monkeypatch.setattr(shard_module, "MOST_HELD_BYTES", room * row.nbytes)
+    fleet, link = AggregationFleet(), Link()
+    task = TaskIdentity("s", "query", "run", 0, 0, 0, "executor")
+    grant = fleet.coordinator.lease(task, "a")
+    threads = LateThreads()
+    shard = EpochShard(
+        Partitions(fleet.objects, fleet.coordinator), task, grant, schema, 1, threads.submit, link.errors.append
+    )
+    shard.join(0, link)
+    for epoch in (0, 1):
+        answered = link.answered
+        for number in range(3):
+            shard.take(0, epoch, Piece(ShardInput((row,), 1), link))
+            assert link.answered - answered == min(number + 1, room)
+        shard.mark(Marker(0, epoch, 3), link)
+        shard.seal()
+        # The second epoch is sealed once the first one is committed; until then its rows are held.
+        assert link.answered - answered == (3 if epoch == 0 else min(3, room))
+    threads.run_all()
+    assert (link.answered, link.ended, link.errors) == (6, [0, 1], [])

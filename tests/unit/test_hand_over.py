@@ -293,7 +293,7 @@ def test_a_shard_whose_rows_are_not_those_that_were_sent_gets_none(
 
 
 #: Texts for rows around the size of a block that a store actor writes, and many times it.
-SIZES = [0, 1, *(unsafe_rows._BLOCK_BYTES - 24 + more for more in (-1, 0, 1)), 3 * unsafe_rows._BLOCK_BYTES + 5]
+SIZES = [0, 1, *(unsafe_rows.MOST_BLOCK_BYTES - 24 + more for more in (-1, 0, 1)), 3 * unsafe_rows.MOST_BLOCK_BYTES + 5]
 
 
 @pytest.mark.usefixtures("server")

@@ -10,7 +10,7 @@ import org.apache.spark.{Partition, SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.rdd.RDD
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{GenericInternalRow, UnsafeProjection, UnsafeRow}
-import org.apache.spark.sql.execution.streaming.continuous.EpochTracker
+import org.apache.spark.sql.execution.streaming.continuous._
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.util.ArrowUtils
 import org.apache.spark.unsafe.Platform
@@ -116,6 +116,11 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   @volatile private var readEpoch = -1L
   private var markedEpoch = -1L
 
+  /** The last epoch that the driver is known to have ended; and who tells. */
+  private var endedEpoch = -1L
+  private lazy val coordinator =
+    EpochCoordinatorRef.get(context.getLocalProperty(ContinuousExecution.EPOCH_COORDINATOR_ID_KEY), SparkEnv.get)
+
   /** When rows were sent last. */
   @volatile private var cutAt = System.nanoTime() - EpochTask.GatherNs
 
@@ -139,18 +144,19 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   def check(): Unit = if (failure != null) throw failure
 
   /** Has the user's function called, on a thread and in a Python worker for each shard whose results leave by this task. */
-  def call(calls: RDD[InternalRow]): Unit =
+  def call(calls: RDD[InternalRow]): Unit = {
+    val batch = Driver.json.readValue(work.batch, classOf[Map[String, Any]])
     for ((actor, shards) <- work.shards; shard <- shards if shard % work.tasks == number) {
-      val asked = s"""{"is_worker": true, "state": ${EpochTask.quoted(work.state)}, "batch": ${work.batch}, """ +
-        s""""tasks": ${work.tasks}, "shards": [$shard]}"""
-      val where = s"""{"sockets": ${EpochTask.quoted(work.sockets)}, "host": ${EpochTask.quoted(host)}, "actor": $actor, """ +
-        s""""request": $asked}"""
-      val header = s"""${work.batch.dropRight(1)}, "shard": $shard, "worker": $where}"""
+      val asked = Map[String, Any](
+        "is_worker" -> true, "state" -> work.state, "batch" -> batch, "tasks" -> work.tasks, "shards" -> Seq(shard))
+      val where = Map[String, Any]("sockets" -> work.sockets, "host" -> host, "actor" -> actor, "request" -> asked)
+      val header = Driver.json.writeValueAsString(batch ++ Map[String, Any]("shard" -> shard, "worker" -> where))
       start(s"statefleet-function-$number-$shard") {
         EpochTask.call.set(header)
         calls.iterator(new ShardPartition(shard), context).foreach(_ => ())
       }
     }
+  }
 
   /** Has another thread read the input, from an epoch on. */
   def read(input: () => Iterator[InternalRow], first: Long): Unit =
@@ -159,9 +165,10 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
       EpochTracker.initializeCurrentEpoch(first)
       while (!context.isInterrupted()) {
         val rows = input()
-        while (rows.hasNext) add(rows.next().asInstanceOf[UnsafeRow])
+        val epoch = EpochTracker.getCurrentEpoch.get
+        while (rows.hasNext) add(rows.next().asInstanceOf[UnsafeRow], epoch)
         // Spark ends an interrupted task's input as it ends an epoch.
-        if (!context.isInterrupted()) end(EpochTracker.getCurrentEpoch.get)
+        if (!context.isInterrupted()) end(epoch)
         EpochTracker.incrementCurrentEpoch()
       }
     }
@@ -201,8 +208,24 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   def isRead(epoch: Long): Boolean = readEpoch == epoch
 
   /** Adds a row to those of its shard; waits while too many wait to be sent. Called by the thread that reads. */
-  def add(row: UnsafeRow): Unit = synchronized {
-    while (waiting >= EpochTask.MostRows || waitingBytes >= EpochTask.MostBytes) wait()
+  private def add(row: UnsafeRow, epoch: Long): Unit = {
+    // Shards that hold all rows of an epoch answer no more of them before its end, which comes behind those in the source's
+    // queue: they are taken.
+    while (endedEpoch < epoch && waitsForRoom()) {
+      if (coordinator.askSync[Long](GetCurrentEpoch) > epoch) endedEpoch = epoch
+    }
+    add(row)
+  }
+
+  /** Returns whether there is still no room after some time. */
+  private def waitsForRoom(): Boolean = synchronized {
+    if (isFull) wait(EpochTask.FullMs)
+    isFull
+  }
+
+  private def isFull: Boolean = waiting >= EpochTask.MostRows || waitingBytes >= EpochTask.MostBytes
+
+  private def add(row: UnsafeRow): Unit = synchronized {
     val route = row.getInt(routeColumn)
     streamOf(route).add(shardOf(route), row)
     waiting += 1
@@ -263,14 +286,15 @@ object EpochTask {
   /** What the user's function is told that this thread calls. */
   private[statefleet] val call = new ThreadLocal[String]
 
-  private[statefleet] def quoted(text: String): String = Driver.json.writeValueAsString(text)
-
   /** Rows, and their bytes, that wait to be sent, after which no more are read: a slow shard stops its source. */
   private final val MostRows = 1 << 16
   private final val MostBytes = 1L << 24
 
+  /** Milliseconds between questions whether an epoch was ended for which there is no room. */
+  private final val FullMs = 100L
+
   /** Nanoseconds between two times at which rows are sent, at least. */
-  private final val GatherNs = 3000000L
+  private final val GatherNs = 4000000L
 
   /** Milliseconds between looks whether the task was cancelled, if nothing wakes it. */
   private final val LookMs = 1000L
@@ -362,7 +386,7 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
     val work = task.work
     val head = s"""{"batch": ${work.batch}, "attempt": ${task.context.taskAttemptId()}, """ +
       s""""executor": "$host:${ProcessHandle.current.pid}", "operator_bytes": ${work.operator.length}, """ +
-      s""""unsafe_rows": $areSentAsTheyAre, "unsafe_results": $comeAsTheyAre, "state": ${EpochTask.quoted(work.state)}, """ +
+      s""""unsafe_rows": $areSentAsTheyAre, "unsafe_results": $comeAsTheyAre, "state": ${Driver.json.writeValueAsString(work.state)}, """ +
       s""""task": ${task.number}, "tasks": ${work.tasks}, "shards": ${shards.mkString("[", ", ", "]")}}"""
     val text = head.getBytes(UTF_8)
     out.write(ByteBuffer.allocate(Request.LengthBytes).putInt(0, text.length))
