@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import cores, fairness, scratch, session, some_of
-from benchmarks.lines import FULL, QUICK, ROCKSDB, EngineLine, Line, Row, large
+from benchmarks.lines import FULL, QUICK, ROCKSDB, Line, ProgramLine, Row, large
 from benchmarks.table import missed, table
 from benchmarks.workloads import WORKLOADS
 
@@ -52,7 +52,7 @@ def _facts() -> dict[str, Any]:
 
 def _rows(lines: Sequence[Line], options: argparse.Namespace) -> Iterator[Row]:
     """Measure all lines. What needs no session comes first, when there is none yet."""
-    alone = [line for line in lines if isinstance(line, EngineLine)]
+    alone = [line for line in lines if isinstance(line, ProgramLine)]
     with scratch(options) as root:
         for line in alone:
             print(f"bench: {line.title}", flush=True)

@@ -232,8 +232,27 @@ class LatencyLine(Line):
 
 
 @dataclass(frozen=True)
-class EngineLine(Line):
-    """The engine alone, on one core, in a process of its own; it needs no session."""
+class ProgramLine(Line):
+    """A benchmark that is a program of its own, and needs no session."""
+
+    @abstractmethod
+    def run(self, spark: SparkSession | None, root: Path) -> list[Row]:
+        """Measure; see :meth:`Line.run`."""
+
+    @staticmethod
+    def figures(module: str, root: Path, *arguments: str) -> dict[str, Any]:
+        """Run a program of this package; return the JSON that it writes."""
+        root.mkdir(parents=True)
+        file = root / "figures.json"
+        command = [sys.executable, "-m", f"benchmarks.{module}", *arguments, "--json", str(file)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        measured: dict[str, Any] = json.loads(file.read_text())
+        return measured
+
+
+@dataclass(frozen=True)
+class EngineLine(ProgramLine):
+    """The engine alone, on one core."""
 
     #: Nanoseconds of an operation on integer keys over those of an upsert in a hash table that does nothing else.
     targets: Sequence[Target] = (Target("upsert", "table"), Target("get", "table"))
@@ -241,12 +260,7 @@ class EngineLine(Line):
     times: int = 7
 
     def run(self, spark: SparkSession | None, root: Path) -> list[Row]:
-        root.mkdir(parents=True)
-        file = root / "engine.json"
-        sizes = ("--keys", str(self.keys), "--times", str(self.times))
-        command = [sys.executable, "-m", "benchmarks.engine", *sizes, "--json", str(file)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        engine = json.loads(file.read_text())
+        engine = self.figures("engine", root, "--keys", str(self.keys), "--times", str(self.times))
         figures = {kind: engine[kind] for kind in ("int64 keys", "UUID text keys")}
         figures["int64 keys"] |= {
             "fold_ns": engine["count and sum, int64 keys"]["fold_ns"],
@@ -260,6 +274,26 @@ class EngineLine(Line):
         }
         row = self.row(self.title, f"{engine['keys']:,} keys, {engine['rows']:,} rows a batch, one core", sides)
         return [{**row, "figures": figures}]
+
+
+@dataclass(frozen=True)
+class RealTimeLine(ProgramLine):
+    """Count by key with Kafka in front and behind: from an event to its result, in a continuous query and in micro-batches."""
+
+    #: Ratios of medians.
+    targets: Sequence[Target] = (Target(ROCKSDB, FLEET, 10.0),)
+    events: int = 1000
+    keys: int = 100_000
+    seconds: int = 20
+
+    def run(self, spark: SparkSession | None, root: Path) -> list[Row]:
+        case = ("--workloads", "count", "--rates", str(self.events), "--keys", str(self.keys), "--runs", "1")
+        times = ("--warm-up", str(self.seconds), "--seconds", str(self.seconds))
+        measured = self.figures("realtime", root, "--sides", "continuous,rocksdb", *case, *times)["rows"]
+        names = {"continuous": FLEET, "rocksdb": ROCKSDB}
+        sides = {names[row["side"]]: {"median_s": row["latency_ms"]["p50"] / 1000} for row in measured}
+        row = self.row(self.title, f"{self.events:,} events a second, {self.keys:,} keys, Kafka to Kafka", sides)
+        return [{**row, "latencies": measured}]
 
 
 def _in_full(
@@ -281,6 +315,7 @@ _WITH_HDFS, _WITH_STORES = (FLEET, HDFS, PLAIN), (FLEET, HDFS, ROCKSDB, PLAIN)
 #: About ten minutes on a quiet machine with two cores.
 FULL: Sequence[Line] = (
     EngineLine("engine", "the engine alone"),
+    RealTimeLine("realtime", "event to result"),
     _in_full(lambda: Counts(1_000_000, 5_000_000), _WITH_HDFS, "counts", "count and sum", Counts.targets),
     _in_full(lambda: Counts(1_000_000, 100_000), _WITH_STORES, "hot", "count and sum, few keys", _FEW_KEYS),
     _in_full(lambda: Counts(200_000, 1_000_000), _WITH_STORES, "medium", "count and sum, smaller batches"),
