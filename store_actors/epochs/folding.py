@@ -9,7 +9,8 @@ import pyarrow as pa
 from coordinator.model.schema import OperatorKind
 from store_actors.engine.versions import Change
 from store_actors.messages.requests import ShardInput
-from store_actors.operators.aggregate import ChangedGroups, UnsafeInput, results_of
+from store_actors.operators.aggregate import ChangedGroups, UnsafeInput
+from store_actors.operators.aggregate_results import results_of
 from store_actors.operators.make_shard import OperatorShard
 
 _IN_PIECES = (OperatorKind.AGGREGATE, OperatorKind.DEDUPLICATE)

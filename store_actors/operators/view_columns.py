@@ -221,7 +221,7 @@ class ViewColumns:
         if not accumulators:
             return columns
         # Late: only views with accumulators need the engine's compiled code.
-        from store_actors.operators.aggregate import results_of
+        from store_actors.operators.aggregate_results import results_of
 
         state = pa.table(
             {

@@ -21,7 +21,7 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.watermarks import Watermarks
 from store_actors.engine.versions import Change
 from store_actors.messages.requests import ApplyRequest, ShardInput
-from store_actors.operators.aggregate import results_of
+from store_actors.operators.aggregate_results import results_of
 from store_actors.operators.make_shard import OperatorShard
 from store_actors.serving.commits import PreparedWrite, Transaction, check_first_version
 from store_actors.serving.files import as_snapshot

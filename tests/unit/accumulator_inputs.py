@@ -18,7 +18,8 @@ from coordinator.model.schema import Accumulator, Field, StateSchema
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ShardInput
-from store_actors.operators.aggregate import AggregateShard, results_of
+from store_actors.operators.aggregate import AggregateShard
+from store_actors.operators.aggregate_results import results_of
 
 Rows = list[tuple[Any, ...]]
 combined_or_not = pytest.mark.parametrize("combined", [False, True])

@@ -19,7 +19,8 @@ from coordinator.model.type_names import counts_type, has_map, string_to_type, t
 from store_actors.engine.accumulator_rules import RULES, StateForm
 from store_actors.engine.op_code_kernels import OpCode
 from store_actors.engine.table import GroupTable
-from store_actors.operators.aggregate import AggregateShard, results_of
+from store_actors.operators.aggregate import AggregateShard
+from store_actors.operators.aggregate_results import results_of
 from store_actors.operators.session_windows import SessionShard
 from tests.unit.accumulator_cases import CASES, by_ordering, counted, few_bins, histogram, of_any_type
 from tests.unit.accumulator_inputs import (
