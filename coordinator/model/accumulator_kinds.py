@@ -67,7 +67,7 @@ class AccumulatorKind(StrEnum):
     #: Distinct values: of -0.0 and 0.0 the one that came first; no NaN is another one, as in Spark. State: as COLLECT_LIST's.
     COLLECT_SET = "collect_set"
     #: Values with how often each came. Inputs: the value, and maybe how often (int64; none if not above 0). State: a list of values and
-    #: counts, in which a value may stand several times. Emits what the option ``result`` says (``operators/aggregate.py``).
+    #: counts, in which a value may stand several times. Emits what the option ``result`` says (``operators/aggregate_results.py``).
     COUNTED = "counted"
     #: HLL sketches of Apache DataSketches: of values (int64, string or binary), and of other sketches, as Spark's ``hll_union`` writes
     #: them. State: a list of int32 (``engine/hll_kernels.py``). Emits the sketch's bytes. Options: ``lg_k``, of a union that of one

@@ -83,7 +83,7 @@ class Accumulator(Struct, frozen=True, omit_defaults=True):
     Attributes
     ----------
     result
-        What is emitted of it, where that is not its state (``operators/aggregate.py``).
+        What is emitted of it, where that is not its state (``operators/aggregate_results.py``).
     options
         What else that depends on (JSON values).
     meaning, cast
