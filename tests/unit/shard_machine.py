@@ -16,6 +16,7 @@ from coordinator.model.errors import InvalidRequestError
 from store_actors.engine import expiry_queue, versions
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, Frozen
+from store_actors.epochs.folding import emitted_table
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.make_shard import view_of
 from store_actors.serving.partition import Views
@@ -220,7 +221,7 @@ class OperatorMachine(ShardMachine, Generic[Model]):
         version = self.shard.version + 1
         if version % 2 and hasattr(self.shard, "fold"):
             self.shard.open(version)
-            emitted = [self.shard.fold(piece) for piece in _pieces(rows)]
+            emitted = [emitted_table(self.shard.fold(piece)) for piece in _pieces(rows)]
             change: Change = self.shard.seal(watermark_ms)
             assert sum(rows.num_rows for rows in emitted) >= change.rows_updated
         else:
