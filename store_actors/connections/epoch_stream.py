@@ -148,8 +148,8 @@ class EpochServer:
             shards = self._function_shards(request, connection)
             for shard in shards.values():
                 shard.join(request["task"], connection)
-            row_format = _format(request["unsafe_rows"])
-            self._take_all(request, source, connection, shards, partial(_read_as_is, row_format, rows))
+            read = partial(_read_tables, _format(request["unsafe_rows"]), rows, (lambda table: table,))
+            self._take_all(request, source, connection, shards, read)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             connection.fail(error)
@@ -237,7 +237,7 @@ def _reader(schema: StateSchema, rows: pa.Schema, is_unsafe: bool) -> PieceReade
     renamed = inputs[0].renamed(rows) if is_unsafe and schema.operator is OperatorKind.AGGREGATE else None
     if renamed is not None:
         return partial(_read_unsafe, renamed)
-    return partial(_read_inputs, _format(is_unsafe), rows, inputs)
+    return partial(_read_tables, _format(is_unsafe), rows, [columns.table for columns in inputs])
 
 
 def _read_unsafe(rows: pa.Schema, content: bytes) -> UnsafeInput:
@@ -245,14 +245,11 @@ def _read_unsafe(rows: pa.Schema, content: bytes) -> UnsafeInput:
     return UnsafeInput(block, block.num_rows)
 
 
-def _read_inputs(row_format: RowFormat, rows: pa.Schema, inputs: Sequence[InputColumns], content: bytes) -> ShardInput:
+def _read_tables(
+    row_format: RowFormat, rows: pa.Schema, inputs: Sequence[Callable[[pa.Table], pa.Table]], content: bytes
+) -> ShardInput:
     table = row_format.decoded(content, rows)
-    return ShardInput(tuple(columns.table(table) for columns in inputs), table.num_rows)
-
-
-def _read_as_is(row_format: RowFormat, rows: pa.Schema, content: bytes) -> ShardInput:
-    table = row_format.decoded(content, rows)
-    return ShardInput((table,), table.num_rows)
+    return ShardInput(tuple(input_of(table) for input_of in inputs), table.num_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,7 +297,7 @@ def sent_words(kind: pa.DataType, words: Words, valid: Bytes | None) -> SentColu
         return SentColumn(words.view(np.float64).astype(np.float32).view(np.uint32), valid)
     if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         return SentColumn(words, valid)
-    return SentColumn(words.astype(f"u{kind.bit_width // 8}"), valid)
+    return SentColumn(words.astype(f"u{kind.bit_width // 8}", copy=False), valid)
 
 
 def block_of(columns: Sequence[SentColumn], size: int) -> npt.NDArray[np.generic]:

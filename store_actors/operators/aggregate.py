@@ -41,7 +41,7 @@ from store_actors.engine.versions import (
 )
 from store_actors.engine.word_rows import EncodedBatch
 from store_actors.messages.requests import ShardInput
-from store_actors.operators.aggregate_results import results_of
+from store_actors.operators.aggregate_results import emits_state, results_of
 
 #: Stamps of rows have 32 bits.
 _LAST_STAMP = 0xFFFFFFFF
@@ -133,9 +133,8 @@ class AggregateShard(VersionedTable):
         """The fields of emitted groups, if they are words that Spark's own format has; empty otherwise."""
         layout = self.table.layout
         fields = [slot for slot in (*layout.keys, *layout.state) if not slot.name.startswith("__")]
-        is_state = not any(accumulator.result for accumulator in self.schema.accumulators)
         are_words = are_supported(pa.schema([(slot.name, slot.view_type) for slot in fields]))
-        return fields if is_state and are_words else ()
+        return fields if emits_state(self.schema) and are_words else ()
 
     @property
     def emits_at_seal(self) -> bool:

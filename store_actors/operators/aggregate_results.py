@@ -18,12 +18,17 @@ from store_actors.engine.lists import sketch_bytes
 from store_actors.engine.words import nested_keys
 
 
+def emits_state(schema: StateSchema) -> bool:
+    """Return whether the fields of an operator's state are what it emits."""
+    return not any(accumulator.result for accumulator in schema.accumulators)
+
+
 def results_of(rows: pa.Table, schema: StateSchema) -> pa.Table:
     """Return the rows that an operator emits: its keys, and of each accumulator the fields that it emits.
 
     These are its state, except where Spark's final expression does not take that.
     """
-    if not any(accumulator.result for accumulator in schema.accumulators):
+    if emits_state(schema):
         return rows
     state = {field.name for field in schema.state_fields}
     columns = {name: rows.column(name) for name in rows.column_names if name not in state}

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from io import BytesIO
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from coordinator.model.errors import FencedError, OperationOutOfOrderError
+from coordinator.model.errors import FencedError, OperationOutOfOrderError, StoreUnavailableError
 from coordinator.runtime.runtime import Runtime
-from store_actors.connections.function_stream import PIECE, SEAL, WorkerConnection, read_frame, written
+from store_actors.connections.function_stream import (
+    PIECE,
+    SEAL,
+    FunctionConnection,
+    WorkerConnection,
+    read_frame,
+    written,
+)
+from store_actors.connections.hand_over import address_of
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.functions import FunctionRuns, FunctionShard
 from store_actors.epochs.shard import Piece
@@ -131,3 +141,13 @@ def test_half_a_frame_is_none() -> None:
     frame = read_frame(BytesIO(whole))
     assert frame is not None
     assert frame.rows == results("ab")
+
+
+def test_a_worker_does_not_talk_to_a_store_actor_of_another_release(tmp_path: Path) -> None:
+    sockets = f"{tmp_path}/private/"
+    address = Path(address_of(sockets, "host", 0))
+    address.parent.mkdir(mode=0o700)
+    for written_format in ("5", "7"):
+        address.write_text(f"{os.getpid()} {written_format} cw==")
+        with pytest.raises(StoreUnavailableError, match="is of another release"):
+            FunctionConnection(sockets, "host", 0, {})

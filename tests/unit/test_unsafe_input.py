@@ -56,7 +56,6 @@ def test_pieces_in_sparks_format_do_what_those_of_arrow_do(batch: pa.RecordBatch
         assert content is not None, "all of these types are in Spark's format"
         emitted = decoded(content.tobytes(), schema.row_schema(), 0)
         emitted.validate(full=True)
-        # Below the null of a first value there is no other one.
         assert pa.Table.from_batches([emitted]).equals(by_arrow.table().combine_chunks())
     assert shards[0].seal(0).delta.equals(shards[1].seal(0).delta)
 

@@ -211,30 +211,29 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   private def add(row: UnsafeRow, epoch: Long): Unit = {
     // Shards that hold all rows of an epoch answer no more of them before its end, which comes behind those in the source's
     // queue: they are taken.
-    while (endedEpoch < epoch && waitsForRoom()) {
+    while (!tryAdd(row, isEnding = endedEpoch == epoch)) {
       if (coordinator.askSync[Long](GetCurrentEpoch) > epoch) endedEpoch = epoch
     }
-    add(row)
   }
 
-  /** Returns whether there is still no room after some time. */
-  private def waitsForRoom(): Boolean = synchronized {
-    if (isFull) wait(EpochTask.FullMs)
-    isFull
+  /** Adds a row if there is room, or is within some time; returns whether that was done. There always is at an epoch's end. */
+  private def tryAdd(row: UnsafeRow, isEnding: Boolean): Boolean = synchronized {
+    if (!isEnding && isFull) wait(EpochTask.FullMs)
+    val isTaken = isEnding || !isFull
+    if (isTaken) {
+      val route = row.getInt(routeColumn)
+      streamOf(route).add(shardOf(route), row)
+      waiting += 1
+      waitingBytes += row.getSizeInBytes
+      if (waiting == 1) {
+        waitingSince = System.nanoTime()
+        if (isDue) selector.wakeup()
+      }
+    }
+    isTaken
   }
 
   private def isFull: Boolean = waiting >= EpochTask.MostRows || waitingBytes >= EpochTask.MostBytes
-
-  private def add(row: UnsafeRow): Unit = synchronized {
-    val route = row.getInt(routeColumn)
-    streamOf(route).add(shardOf(route), row)
-    waiting += 1
-    waitingBytes += row.getSizeInBytes
-    if (waiting == 1) {
-      waitingSince = System.nanoTime()
-      if (isDue) selector.wakeup()
-    }
-  }
 
   /** Notes that all rows of an epoch were read, and waits until its end was sent: what follows is of the next one. */
   private def end(epoch: Long): Unit = synchronized {
@@ -386,7 +385,8 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
     val work = task.work
     val head = s"""{"batch": ${work.batch}, "attempt": ${task.context.taskAttemptId()}, """ +
       s""""executor": "$host:${ProcessHandle.current.pid}", "operator_bytes": ${work.operator.length}, """ +
-      s""""unsafe_rows": $areSentAsTheyAre, "unsafe_results": $comeAsTheyAre, "state": ${Driver.json.writeValueAsString(work.state)}, """ +
+      s""""unsafe_rows": $areSentAsTheyAre, "unsafe_results": $comeAsTheyAre, """ +
+      s""""state": ${Driver.json.writeValueAsString(work.state)}, """ +
       s""""task": ${task.number}, "tasks": ${work.tasks}, "shards": ${shards.mkString("[", ", ", "]")}}"""
     val text = head.getBytes(UTF_8)
     out.write(ByteBuffer.allocate(Request.LengthBytes).putInt(0, text.length))
