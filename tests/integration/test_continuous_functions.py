@@ -150,6 +150,31 @@ def test_timers_of_a_processor_fire_while_the_query_runs(
     assert all(counts == sorted(counts) and len(counts) > 2 for counts in emitted.values())
 
 
+def test_epochs_that_failed_and_were_repeated_count_once(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    folder, broken, failed = tmp_path / "checkpoint", tmp_path / "broken", tmp_path / "failed"
+
+    def counted_unless_broken(keys: pa.Table, rows: pa.Table, state: Any) -> pa.Table:
+        if broken.exists():
+            failed.touch()
+            raise ValueError("it is broken")
+        return counted(keys, rows, state)
+
+    counts = counts_of(rate(spark), fleet, name, counted_unless_broken)
+    with stopping(started(counts, folder, epoch="1 second")) as query:
+        await_epochs(query, folder, 1)
+        # Spark's log has the end of an epoch that failed; repeated, the epoch has another end; and then the next one fails.
+        for _ in range(2):
+            broken.touch()
+            until(failed.exists)
+            broken.unlink()
+            await_epochs(query, folder, 1)
+            failed.unlink()
+    rows = state_rows(fleet, name, folder)
+    assert {row["k"]: row["n"] for row in rows} == read_by(folder, committed(folder))
+
+
 def failing(keys: pa.Table, rows: pa.Table, state: Any) -> pa.Table:
     raise ValueError("the user's own error")
 

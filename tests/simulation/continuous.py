@@ -21,7 +21,7 @@ from store_actors.epochs.runs import RunRequest
 from tests.simulation.epoch_tasks import EpochTask
 from tests.simulation.scheduler import Party, Scheduler
 from tests.simulation.spark import STATE, Executor
-from tests.simulation.streaming import Checkpoint, Offsets
+from tests.simulation.streaming import Checkpoint, OffsetLog, Offsets
 
 #: ``spark.task.maxFailures``: of runs without an epoch between them.
 _FAILURES = 4
@@ -43,6 +43,7 @@ class ContinuousDriver(Party):
         self.scheduler: Scheduler = world.scheduler
         self.checkpoint: Checkpoint = world.commit_log
         self.commit_log = self.checkpoint
+        self.offset_log = OffsetLog(self.checkpoint)
         self.stopped = False
         #: Runs, one after the other, that failed without an epoch in Spark's commit log.
         self.failures = 0
@@ -77,7 +78,7 @@ class ContinuousDriver(Party):
         try:
             while self.is_active and not self.world.is_finished():
                 first = self.checkpoint.newest() + 1
-                start = self.checkpoint.ends.get(first - 1) if first else (0,) * len(self.world.stream.source)
+                start = self.offset_log.get(first - 1) if first else (0,) * len(self.world.stream.source)
                 if start is None:
                     # Another driver is writing it. Spark refuses to start.
                     break
@@ -149,18 +150,25 @@ class EpochRun:
         return [self._requests(number, holders) for number in range(len(self.start))]
 
     def _complete_log(self) -> bool:
-        """Write the epoch that counts and that Spark's log does not have yet; return whether there was one."""
+        """Have Spark's logs have the newest epoch that counts, with its end; return whether they were others."""
         newest = self.driver.coordinator.newest_epoch(STATE)
-        if newest is None or newest[0] != self.first_epoch:
+        if newest is None:
             return False
-        epoch, end = newest
-        self.scheduler.fault(self.driver.name, "log_completed", f"with epoch {epoch}")
-        self._record(epoch, tuple(json.loads(end)))
+        epoch, end = newest[0], tuple(json.loads(newest[1]))
+        if epoch != self.first_epoch and not (epoch == self.first_epoch - 1 and self._begins_elsewhere(end)):
+            return False
+        self.scheduler.fault(self.driver.name, "log_completed", f"with epoch {epoch}, which ends at {end}")
+        self._record(epoch, end)
         return True
+
+    def _begins_elsewhere(self, end: Offsets) -> bool:
+        """Return whether Spark's log of this query has another end than the one that counts."""
+        return self.start != end
 
     def _record(self, epoch: int, end: Offsets) -> None:
         """Have Spark's logs have an epoch that counts. Another run, which does not count, may have written another end."""
         checkpoint = self.driver.checkpoint
+        self.driver.offset_log.forget(epoch)
         while not checkpoint.ends_with(epoch, end):
             self.scheduler.pause(f"replaces the end of epoch {epoch}")
             checkpoint.ends.pop(epoch, None)
@@ -231,7 +239,7 @@ class EpochRun:
         ends[task] = offset
         if len(ends) == len(self.start):
             self.scheduler.pause(f"writes the end of epoch {epoch}")
-            self.driver.checkpoint.add_end(epoch, tuple(ends[number] for number in range(len(self.start))))
+            self.driver.offset_log.add(epoch, tuple(ends[number] for number in range(len(self.start))))
             self._resolve(epoch)
 
     def committed(self, task: int, epoch: int) -> None:

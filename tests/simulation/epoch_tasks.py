@@ -58,6 +58,8 @@ class EpochTask:
         self._world, self._scheduler = run.world, run.world.scheduler
         self._rng = self._scheduler.rng
         self._epoch, self._offset = run.first_epoch, run.start[number]
+        #: The epoch of the rows that are read next.
+        self._read_epoch = run.first_epoch
         self._connections: dict[str, Connection] = {}
         self._actor_of = {shard: name for name, request in requests.items() for shard in request.tasks}
         self._waiting: list[Record] = []
@@ -96,8 +98,15 @@ class EpochTask:
             self._log("loses a connection")
             self.succeeded = False
         finally:
+            # Spark's reader of a task that is over ends an epoch where it is.
+            if self.succeeded is not None:
+                self._report()
             for connection in self._connections.values():
                 connection.close()
+
+    def _report(self) -> None:
+        self.run.post(partial(self.run.offset_reported, self.number, self._read_epoch, self._offset))
+        self._read_epoch += 1
 
     def _check_end(self) -> None:
         """End if the driver says so; where that is gone, or has given the executor up, once the executor learns it by itself."""
@@ -194,7 +203,7 @@ class EpochTask:
 
     def _end_epoch(self) -> None:
         """End the epoch in Spark: its offset first, and what was written once all is answered."""
-        self.run.post(partial(self.run.offset_reported, self.number, self._epoch, self._offset))
+        self._report()
         self._scheduler.pause(f"{self.name} ends epoch {self._epoch} at {self._offset}")
         self._cut()
         for connection, request in ((self._connections[name], self._requests[name]) for name in self._connections):

@@ -98,7 +98,7 @@ EPOCH_BUGS: dict[str, Bug] = {
     "a task that is ahead is not held back": Bug(Barrier, "take", _nothing_held_back, CALM),
     "an epoch is sealed before its last task has ended it": Bug(Barrier, "mark", _one_marker_not_waited_for, CALM),
     "the rows of an epoch are not counted": Bug(Barrier, "mark", _rows_not_compared, CALM),
-    "an older run goes on in memory": Bug(EpochShard, "end", _older_runs_go_on, HARSH, first=191),
+    "an older run goes on in memory": Bug(EpochShard, "end", _older_runs_go_on, HARSH, first=350),
     "what an open version did is kept": Bug(VersionedTable, "abort", _open_version_kept, HARSH),
     "results leave by the task that sent the rows": Bug(EpochShard, "_fold", _results_by_any_task, CALM),
     "the results of other tasks' rows are not waited for": Bug(
@@ -112,6 +112,9 @@ EPOCH_BUGS: dict[str, Bug] = {
     "the end of an epoch that does not count stays": Bug(
         Checkpoint, "ends_with", lambda _, checkpoint, epoch, end: epoch in checkpoint.ends, HARSH
     ),
+    "a run begins where an epoch ended that does not count": Bug(
+        EpochRun, "_begins_elsewhere", lambda _, run, end: False, DRIVERS
+    ),
     "epochs begin two ahead of Spark's log": Bug(
         EpochRun, "_may_begin", lambda _, run: run._newest >= run._open - 2, CALM, first=10
     ),
@@ -122,7 +125,7 @@ EPOCH_BUGS: dict[str, Bug] = {
     "a run begins with an epoch that counts": Bug(
         StateLedger, "check_not_counted", lambda _, ledger, task: None, DRIVERS
     ),
-    "another run's commits are taken for this one's": Bug(StateHistory, "batch_result", _any_run, HARSH),
+    "another run's commits are taken for this one's": Bug(StateHistory, "batch_result", _any_run, HARSH, first=210),
     "replaced runs may commit": Bug(StateLedger, "decide_commits", owners_not_fenced, HARSH),
 }
 #: Bugs that are only one together with another.

@@ -52,6 +52,28 @@ class Checkpoint(CommitLog):
         return self.ends.get(epoch) == end
 
 
+class OffsetLog:
+    """The log of ends as Spark's object of a query has it, which remembers the last two that it wrote."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._written: dict[int, Offsets] = {}
+
+    def get(self, epoch: int) -> Offsets | None:
+        """Return where an epoch ends; None if that is not written."""
+        return self._written.get(epoch, self._checkpoint.ends.get(epoch))
+
+    def add(self, epoch: int, end: Offsets) -> None:
+        """Write where an epoch ends, unless that is written."""
+        if self.get(epoch) is None:
+            self._checkpoint.add_end(epoch, end)
+            self._written = dict([*self._written.items(), (epoch, end)][-2:])
+
+    def forget(self, epoch: int) -> None:
+        """Forget what was written of an epoch."""
+        self._written.pop(epoch, None)
+
+
 class Stream(RescaledWorkload):
     """A source, and what a serial count makes of each epoch, by the ends that Spark's log has.
 

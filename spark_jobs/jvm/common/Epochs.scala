@@ -110,11 +110,8 @@ class EpochGate extends EpochHooks with Logging {
     }
   }
 
-  /** The end of the epoch that Spark commits next: no epoch ends before the one before it is in Spark's log. */
-  @volatile private var end: Option[Offset] = None
-
   /** Has an epoch count, whatever becomes of this driver, and Spark's log of ends have it. */
-  def decide(epoch: Long): Unit = for (of <- run; offset <- end) of.decide(epoch, offset.json)
+  def decide(epoch: Long): Unit = run.foreach(_.decide(epoch))
 
   /** Called once the query has ended. */
   def close(): Unit = synchronized {
@@ -128,10 +125,7 @@ class EpochGate extends EpochHooks with Logging {
     synchronized { settling = epoch }
   }
 
-  override def ended(offset: Offset): Unit = {
-    end = Some(offset)
-    run.foreach(_.keepOffset(offset))
-  }
+  override def ended(end: Offset): Unit = run.foreach(_.keepOffset(end))
 
   override def logged(end: Offset): Unit = synchronized {
     newest = settling
@@ -218,10 +212,14 @@ class EpochRun(
     Driver.ask[Array[Place]]("place", ofShards(firstEpoch) + ("cores" -> cores))
   }
 
-  /** Another driver may have had an epoch count and not have recorded it: that is done here, and the run begins after it. */
+  /**
+   * Has Spark's logs have the newest epoch that counts, with its end, and the run begin after it. Another driver may have
+   * had it count, with the end of its own rows: this one's log has not heard of it, or remembers another end.
+   */
   private def completeLog(): Unit = {
     val newest = Driver.ask[EpochEnd]("newest_epoch", fields(firstEpoch) + ("operator" -> facts))
-    if (newest.epoch == firstEpoch) {
+    val isAnother = newest.epoch == firstEpoch - 1 && !EpochLogs.endsWith(query.offsetLog, newest.epoch, newest.end)
+    if (newest.epoch >= 0 && (newest.epoch == firstEpoch || isAnother)) {
       EpochLogs.setEnd(query, newest.epoch, newest.end)
       query.commitLog.add(newest.epoch, CommitMetadata())
       EpochGate.restart(query)
@@ -233,8 +231,10 @@ class EpochRun(
    * Has an epoch count, with its end. From here on another driver does not begin with it. Before, another one may have
    * begun, so that this one is refused.
    */
-  def decide(epoch: Long, end: String): Unit =
+  def decide(epoch: Long): Unit =
     try {
+      // Tasks that are cancelled report the end of one more before the last of them has ended this one.
+      val end = ends.remove(epoch).get
       Driver.tell("end_epoch", ofShards(epoch) + ("end" -> end))
       EpochLogs.setEnd(query, epoch, end)
     } catch {
@@ -252,8 +252,9 @@ class EpochRun(
       "output_mode" -> facts.modeIn(Some(execution)),
       "is_temporary" -> CurrentQuery.isTemporary(query)))
 
-  /** The epoch whose end Spark's offset log gets next. */
+  /** The epoch whose end Spark's offset log gets next; and the ends of epochs that do not count yet. */
   private var nextEnd = firstEpoch
+  private val ends = TrieMap.empty[Long, String]
 
   /**
    * Writes the end of an epoch into Spark's offset log, with the settings and the time of which micro-batches begin
@@ -264,6 +265,7 @@ class EpochRun(
     val before = query.offsetLog.get(nextEnd - 1).flatMap(_.offsets.head)
     if (before.exists(_.json == end.json)) EpochRun.noNewData.invoke(query, Boolean.box(true))
     query.offsetLog.add(nextEnd, OffsetSeq(Seq(Some(end)), Some(offsetMetadata(execution.sparkSession.conf))))
+    ends(nextEnd) = end.json
     nextEnd += 1
   }
 
@@ -327,13 +329,18 @@ case class EpochEnd(epoch: Long, end: String)
 
 /** Spark's log of the ends of epochs, in which Spark itself leaves whatever is there. */
 private object EpochLogs {
+  def endsWith(log: OffsetSeqLog, epoch: Long, end: String): Boolean =
+    log.get(epoch).exists(_.offsets.flatten.exists(_.json == end))
+
   /**
    * Has the log have an epoch's end. A run that does not count may have written another one: an earlier one of this
    * query, or that of a driver which was paused and goes on. It writes each end once.
    */
   def setEnd(query: ContinuousExecution, epoch: Long, end: String): Unit = {
+    // Spark's own log remembers what it wrote, and the query's tasks would begin there when they run again.
+    query.offsetLog.batchCache.remove(epoch)
     val log = offsetLogOf(query)
-    while (!log.get(epoch).exists(_.offsets.flatten.exists(_.json == end))) {
+    while (!endsWith(log, epoch, end)) {
       new Path(log.metadataPath, epoch.toString) match {
         case file => file.getFileSystem(query.sparkSession.sessionState.newHadoopConf()).delete(file, false)
       }
