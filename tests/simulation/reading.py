@@ -55,7 +55,8 @@ class Reader:
     def _read(self, reads: ShardReads) -> None:
         world = self._world
         workload: AggregationWorkload = world.workload
-        behind_s = _BEHIND_S if world.fault_profile.process_faults else 0.0
+        faults = world.fault_profile
+        behind_s = _BEHIND_S if faults.process_faults or faults.stops_at_records else 0.0
         oldest = world.finished_by(world.clock.elapsed_s() - behind_s)
 
         def plan(view: ReadView) -> KeyPlan:
