@@ -8,7 +8,10 @@ sessions of a run are under the lease of its first epoch.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +22,9 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.watermarks import Watermarks
 from spark_jobs.functions.user_program import OpenProgram, UserBatch, UserTask
 from spark_jobs.worker.process import fleet_client, task_identity
+from store_actors.actor.fleet_clients import fleet_client_of
 from store_actors.client.fleet_client import FleetClient
+from store_actors.client.leased_calls import LocalActors
 from store_actors.client.operator_task import BatchHeader, EventTimes
 from store_actors.connections.function_stream import PIECE, Frame, FunctionConnection
 from store_actors.engine.columns import in_schema
@@ -41,13 +46,38 @@ def serve(task: UserTask, header: BatchHeader, where: dict[str, Any]) -> None:
     """
     with closing(FunctionConnection(**where)) as connection:
         try:
-            client = fleet_client(task.address)
+            # For leases. Calls of the store actor of the shard take the connection.
+            fleet_client(task.address)
+            name = connection.call("location").actor_name
+            client = fleet_client_of(task.address, LocalActors(name, _StoreActor(connection), _Calls()))
             identity = structs.replace(task_identity(task.metadata, header), is_epoch=True)
             with task.program.opened(client, identity, task.schema) as program:
                 _EpochProgram(task, header.shard, program, client, identity).serve(connection)
         except Exception as error:
             connection.fail(error)
             raise
+
+
+class _StoreActor:
+    """The methods of the store actor at the other end of a connection."""
+
+    def __init__(self, connection: FunctionConnection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._connection.call, method)
+
+
+class _Calls:
+    """Makes calls at once; see :class:`~coordinator.runtime.runtime.Pool`."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = Future[Any]()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - raised where the result is taken
+            future.set_exception(error)
+        return future
 
 
 class _EpochProgram:

@@ -36,7 +36,7 @@ from coordinator.storage.probe import StorageProof
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_store_in_actor
 from store_actors.actor.replicator import Replicator
-from store_actors.client.leased_calls import LeasedCalls, LocalActors
+from store_actors.client.leased_calls import LeasedCalls, LocalActors, local_calls
 from store_actors.client.operator_task import emitted_rows
 from store_actors.connections.direct_calls import DirectAddress, DirectServer
 from store_actors.connections.epoch_stream import EpochServer
@@ -440,10 +440,11 @@ class StoreActor(StoreProcess):
         runtime.threads.start(self._export_metrics, "statefleet-metrics")
         self._direct = _direct_answers(self._reads.answer, runtime)
         address = address_of(sockets_of(session_folder(), uri), location.host, store_actor_number(actor_name))
-        actors = LocalActors(actor_name, self, runtime)
+        actors = LocalActors(actor_name, self, local_calls(runtime.threads))
         calls = LeasedCalls(actors, coordinator, runtime.clock, partial(actors.find, actor_name))
         serve = partial(emitted_rows, calls, is_limited=memory.limit is not None)
-        epochs = EpochServer(self.runs, FunctionRuns(runtime.threads), self._metrics, runtime, self._check_process)
+        functions = FunctionRuns(runtime.threads)
+        epochs = EpochServer(self.runs, functions, self._metrics, runtime, self._check_process, self)
         hand_over_server(address, serve, epochs.serve, runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)

@@ -20,7 +20,7 @@ from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import FencedError, StateStoreError, StoreUnavailableError
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Clock, Pool, Retry, Runtime
+from coordinator.runtime.runtime import Clock, Pool, Retry, Threads
 from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from store_actors.messages.requests import OpenRequest
@@ -289,6 +289,11 @@ class SessionCalls:
             ) from error
 
 
+def local_calls(threads: Threads) -> Pool:
+    """Return threads for calls of a store actor in its own process."""
+    return threads.pool(_LOCAL_AT_ONCE, "statefleet-local-call")
+
+
 class LocalActors(RayActors):
     """The fleet's actors as the process of a store actor sees them: it calls itself without Ray; see
     :class:`~coordinator.service.calls.Actors`.
@@ -296,13 +301,15 @@ class LocalActors(RayActors):
     Parameters
     ----------
     name, process
-        The store actor of this process. Its calls are made by threads of the process, with their arguments as they are.
+        The store actor of this process, or what has its methods. Their arguments are passed as they are.
+    threads
+        Where calls are made.
     """
 
-    def __init__(self, name: str, process: Any, runtime: Runtime) -> None:
+    def __init__(self, name: str, process: Any, threads: Pool) -> None:
         super().__init__()
         self._name = name
-        self._local = _LocalHandle(process, runtime.threads.pool(_LOCAL_AT_ONCE, "statefleet-local-call"))
+        self._local = _LocalHandle(process, threads)
 
     def find(self, name: str) -> Any | None:
         return self._local if name == self._name else super().find(name)

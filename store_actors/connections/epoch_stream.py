@@ -62,6 +62,8 @@ class EpochServer:
     ----------
     check_fitness
         Raises a StateStoreError if this process must take no work.
+    process
+        The store actor, whose methods the workers of functions call.
     """
 
     runs: EpochRuns
@@ -69,6 +71,7 @@ class EpochServer:
     metrics: StoreMetrics
     runtime: Runtime
     check_fitness: Callable[[], None]
+    process: Any
 
     def serve(self, request: Mapping[str, Any], operator: bytes, source: BinaryIO, task: socket.socket) -> None:
         """Take a task's frames, which `source` has of its connection, until it ends that, and answer them.
@@ -159,10 +162,14 @@ class EpochServer:
 
     def _serve_worker(self, request: Mapping[str, Any], source: BinaryIO, worker: socket.socket) -> None:
         """Have a function called by a worker until one of the two ends the run."""
-        connection, why = WorkerConnection(worker, self.runtime), "the process that calls the function has ended"
+        connection = WorkerConnection(worker, self.runtime, self.process)
+        why = "the process that calls the function has ended"
         try:
             (shard,) = self._function_shards(request, None).values()
             why = connection.serve(shard, source)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise
         finally:
             self.functions.end(request["state"], request["batch"]["run_id"], why)
             connection.finish()

@@ -3,6 +3,9 @@
 It begins as any of :mod:`store_actors.connections.hand_over`. Then follow frames, each with its kind in a byte, an epoch, a watermark,
 and a table as an Arrow stream after its length. To the worker: the rows of a piece, or the end of an epoch. From it, in the same order:
 what they emit; or the text of an error, and then the connection ends.
+
+Between these the worker calls methods of the store actor, for its session on the state: a call through Ray wakes a dozen threads, each
+behind all else that runs on the node. A call and its answer are pickled, as Ray does it: both ends are processes of one user.
 """
 
 from __future__ import annotations
@@ -10,16 +13,19 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import pickle
 import socket
 import struct
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
-from coordinator.model.errors import StoreUnavailableError
+from coordinator.model.errors import StateStoreError, StoreUnavailableError
 from coordinator.runtime.runtime import Runtime
 from store_actors.connections.hand_over import LENGTH, SECRET_BYTES, address_of, secret_of
 from store_actors.connections.sender import FrameSender
@@ -28,7 +34,20 @@ from store_actors.connections.sender import FrameSender
 if TYPE_CHECKING:
     from store_actors.epochs.functions import FunctionShard
 
-PIECE, SEAL, _FAILED = 1, 2, 3
+PIECE, SEAL, _FAILED, _CALL, _ANSWER = 1, 2, 3, 4, 5
+#: Methods of a store actor that a worker may call.
+_METHODS = frozenset(
+    {
+        "location",
+        "piggybacked",
+        "open_update",
+        "session_call",
+        "next_batch",
+        "commit_session",
+        "session_committed",
+        "end_session",
+    }
+)
 #: Kind, epoch, watermark, and the bytes that follow.
 _HEAD = struct.Struct(">bqqi")
 
@@ -65,12 +84,25 @@ def written(kind: int, epoch: int, watermark_ms: int, rows: pa.Table | None) -> 
     return _HEAD.pack(kind, epoch, watermark_ms, sink.tell()) + sink.getvalue()
 
 
-class WorkerConnection:
-    """The store actor's end, as :class:`~store_actors.epochs.functions.FunctionWorker`."""
+def _plain(kind: int, content: bytes) -> bytes:
+    return _HEAD.pack(kind, 0, 0, len(content)) + content
 
-    def __init__(self, worker: socket.socket, runtime: Runtime) -> None:
+
+class WorkerConnection:
+    """The store actor's end, as :class:`~store_actors.epochs.functions.FunctionWorker`.
+
+    Parameters
+    ----------
+    process
+        What has the methods that the worker calls.
+    """
+
+    def __init__(self, worker: socket.socket, runtime: Runtime, process: Any) -> None:
         sender = FrameSender(worker, runtime)
         self._send, self.finish = sender.send, sender.finish
+        self._process = process
+        #: The session that the worker has opened last.
+        self._session = ""
 
     def take(self, rows: pa.Table) -> None:
         self._send(written(PIECE, 0, 0, rows))
@@ -79,20 +111,37 @@ class WorkerConnection:
         self._send(written(SEAL, epoch, watermark_ms, None))
 
     def fail(self, error: BaseException) -> None:
-        text = str(error).encode()
-        self._send(_HEAD.pack(_FAILED, 0, 0, len(text)) + text, is_last=True)
+        self._send(_plain(_FAILED, str(error).encode()), is_last=True)
 
     def serve(self, shard: FunctionShard, source: BinaryIO) -> str:
-        """Take what the worker emits until it ends the connection; return why it did."""
+        """Take what the worker emits, and its calls, until it ends the connection; return why it did."""
         shard.attach(self)
-        while (frame := read_frame(source)) is not None:
-            if frame.kind == _FAILED:
-                return frame.content.decode()
-            if frame.kind == SEAL:
-                shard.end_epoch(frame.epoch, frame.rows)
-            else:
-                shard.emit(frame.rows)
+        try:
+            while (frame := read_frame(source)) is not None:
+                if frame.kind == _FAILED:
+                    return frame.content.decode()
+                if frame.kind == _CALL:
+                    self._send(_plain(_ANSWER, self._answer(*pickle.loads(frame.content))))
+                elif frame.kind == SEAL:
+                    shard.end_epoch(frame.epoch, frame.rows)
+                else:
+                    shard.emit(frame.rows)
+        finally:
+            # A worker that was killed has not ended it.
+            with suppress(StateStoreError):
+                self._process.end_session(self._session)
         return "the process that calls the function has ended"
+
+    def _answer(self, method: str, arguments: tuple[Any, ...]) -> bytes:
+        if method not in _METHODS:
+            raise ValueError(f"malformed call: of {method}")
+        try:
+            result = getattr(self._process, method)(*arguments)
+        except Exception as error:  # noqa: BLE001 - raised in the worker
+            return pickle.dumps((None, error))
+        if method == "open_update":
+            self._session = result[0]
+        return pickle.dumps((result, None), pickle.HIGHEST_PROTOCOL)
 
 
 class FunctionConnection:
@@ -127,13 +176,45 @@ class FunctionConnection:
                 "the store actor of a shard is not there; committed versions are safe, and the query goes on from them once it is",
                 cause=error,
             ) from error
+        #: What came before the answer to a call.
+        self._early: deque[Frame] = deque()
+        self._is_over = False
         text = json.dumps({**request, "operator_bytes": 0}).encode()
         self._socket.sendall(LENGTH.pack(len(text)) + text)
 
     def next(self) -> Frame | None:
-        """Return the next frame; None once the run has ended."""
-        frame = read_frame(self._source)
-        return None if frame is None or frame.kind == _FAILED else frame
+        """Return the next piece, or end of an epoch; None once the run has ended."""
+        return self._early.popleft() if self._early else self._read()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of the store actor returns.
+
+        Raises
+        ------
+        StoreUnavailableError
+            The run has ended, or the store actor is gone.
+        Exception
+            What the method raises.
+        """
+        with suppress(OSError):
+            self._socket.sendall(_plain(_CALL, pickle.dumps((method, arguments), pickle.HIGHEST_PROTOCOL)))
+        while (frame := self._read()) is not None:
+            if frame.kind == _ANSWER:
+                result, error = pickle.loads(frame.content)
+                if error is not None:
+                    raise error
+                return result
+            self._early.append(frame)
+        raise StoreUnavailableError(
+            "the run of the query has ended, or the store actor of a shard is gone; the open epoch does not count; committed versions "
+            "are safe, and the query goes on from them",
+            method=method,
+        )
+
+    def _read(self) -> Frame | None:
+        frame = None if self._is_over else read_frame(self._source)
+        self._is_over = frame is None or frame.kind == _FAILED
+        return None if self._is_over else frame
 
     def answer(self, frame: Frame, emitted: pa.Table) -> None:
         """Send what a frame's rows, or the end of its epoch, emit."""
@@ -141,8 +222,8 @@ class FunctionConnection:
 
     def fail(self, error: BaseException) -> None:
         """Tell why the run cannot go on."""
-        text = f"{type(error).__name__}: {error}".encode()
-        self._socket.sendall(_HEAD.pack(_FAILED, 0, 0, len(text)) + text)
+        with suppress(OSError):
+            self._socket.sendall(_plain(_FAILED, f"{type(error).__name__}: {error}".encode()))
 
     def close(self) -> None:
         self._source.close()

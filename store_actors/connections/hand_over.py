@@ -54,7 +54,7 @@ _CREDENTIALS = struct.Struct("3i")
 #: Bytes of the secret, and of what a task sends for its proof.
 SECRET_BYTES = 32
 #: Raised with each change of what is sent (``Connection.scala`` has the same): a task and a store actor of two releases do not talk.
-_FORMAT = 6
+_FORMAT = 7
 #: How the folders of sockets begin; each user has one for each session of Ray.
 _FOLDERS = "/tmp/statefleet-"
 #: Bytes of a store actor's file, at most.

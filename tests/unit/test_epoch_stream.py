@@ -129,7 +129,7 @@ class Served:
             runtime,
         )
         self.metrics = StoreMetrics()
-        self.server = EpochServer(runs, FunctionRuns(runtime.threads), self.metrics, runtime, lambda: None)
+        self.server = EpochServer(runs, FunctionRuns(runtime.threads), self.metrics, runtime, lambda: None, None)
         self.tasks: list[Task] = []
 
     def task(self, number: int, **request: Any) -> Task:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from threading import Thread
@@ -12,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.model.errors import FencedError, OperationOutOfOrderError, StoreUnavailableError
+from coordinator.model.errors import FencedError, InvalidRequestError, OperationOutOfOrderError, StoreUnavailableError
 from coordinator.runtime.runtime import Runtime
+from store_actors.connections.epoch_stream import EpochServer
 from store_actors.connections.function_stream import (
     PIECE,
     SEAL,
@@ -22,11 +24,12 @@ from store_actors.connections.function_stream import (
     read_frame,
     written,
 )
-from store_actors.connections.hand_over import address_of
+from store_actors.connections.hand_over import HandOverServer, address_of
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.functions import FunctionRuns, FunctionShard
 from store_actors.epochs.shard import Piece
 from store_actors.messages.requests import ShardInput
+from store_actors.serving.metrics import StoreMetrics
 from tests.clocks import until
 from tests.unit.aggregation_fleet import Link, counts, rows
 
@@ -44,6 +47,20 @@ class Worker:
 
     def seal(self, epoch: int, watermark_ms: int) -> None:
         self.got.append((epoch, watermark_ms))
+
+
+class Process:
+    """The methods of a store actor, as far as they are called."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.end_session = self.ended.append
+
+    def open_update(self, request: int) -> tuple[str, int]:
+        return f"session {request}", request
+
+    def session_call(self, session_id: str) -> None:
+        raise InvalidRequestError("there is no such operation", session_id=session_id)
 
 
 def results(values: str) -> pa.Table:
@@ -109,7 +126,7 @@ def test_what_a_worker_sends_answers_the_tasks_until_it_fails() -> None:
     store, remote = socket.socketpair()
     remote.settimeout(20)
     shard, _, first, _ = shard_of_two_tasks()
-    connection, ended = WorkerConnection(store, Runtime()), list[str]()
+    connection, ended = WorkerConnection(store, Runtime(), Process()), list[str]()
     thread = Thread(target=lambda: ended.append(connection.serve(shard, store.makefile("rb"))))
     thread.start()
     source = remote.makefile("rb")
@@ -134,6 +151,33 @@ def test_what_a_worker_sends_answers_the_tasks_until_it_fails() -> None:
     remote.close()
 
 
+def test_a_worker_calls_the_store_actor_while_pieces_come(tmp_path: Path) -> None:
+    runtime, process, link = Runtime(), Process(), Link()
+    functions = FunctionRuns(runtime.threads)
+    # No operator is served.
+    epochs = EpochServer(None, functions, StoreMetrics(), runtime, lambda: None, process)  # type: ignore[arg-type]
+    sockets = f"{tmp_path}/private/"
+    HandOverServer(address_of(sockets, "host", 0), lambda *_: None, epochs.serve, runtime)
+    batch = {"run_id": "run", "batch_id": 5}
+    asked = {"is_worker": True, "state": "s", "batch": batch, "tasks": 1, "shards": [0]}
+    with closing(FunctionConnection(sockets, "host", 0, asked)) as connection:
+        assert connection.call("open_update", 1) == ("session 1", 1)
+        (shard,) = functions.shards("s", "run", 5, 1, [0], link).values()
+        shard.join(0, link)
+        for values in ("ab", "c"):
+            shard.take(0, 5, Piece(rows(values), link))
+        assert connection.call("open_update", 2) == ("session 2", 2)
+        pieces = [connection.next() for _ in range(2)]
+        assert [piece.rows.num_rows for piece in pieces if piece is not None] == [2, 1]
+        with pytest.raises(InvalidRequestError, match="no such operation"):
+            connection.call("session_call", "session 2")
+        with pytest.raises(StoreUnavailableError, match="the run of the query has ended"):
+            connection.call("forget_all")
+        assert connection.next() is None
+    until(lambda: process.ended == ["session 2"])
+    assert "malformed call: of forget_all" in str(link.errors[0])
+
+
 def test_half_a_frame_is_none() -> None:
     whole = written(PIECE, 1, 2, results("ab"))
     for size in (0, 1, 20, 21, len(whole) - 1):
@@ -147,7 +191,7 @@ def test_a_worker_does_not_talk_to_a_store_actor_of_another_release(tmp_path: Pa
     sockets = f"{tmp_path}/private/"
     address = Path(address_of(sockets, "host", 0))
     address.parent.mkdir(mode=0o700)
-    for written_format in ("5", "7"):
+    for written_format in ("6", "8"):
         address.write_text(f"{os.getpid()} {written_format} cw==")
         with pytest.raises(StoreUnavailableError, match="is of another release"):
             FunctionConnection(sockets, "host", 0, {})

@@ -36,7 +36,7 @@ class Lost(what: String, cause: Throwable = null)
 class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
   extends ReadableByteChannel {
   /** Raised with each change of what is sent (_FORMAT in store_actors/connections/hand_over.py). */
-  private final val Format = 6
+  private final val Format = 7
 
   private final val ProofBytes = 32
 
