@@ -5,7 +5,7 @@ and a table as an Arrow stream after its length. To the worker: the rows of a pi
 what they emit; or the text of an error, and then the connection ends.
 
 Between these the worker calls methods of the store actor, for its session on the state: a call through Ray wakes a dozen threads, each
-behind all else that runs on the node. A call and its answer are pickled, as Ray does it: both ends are processes of one user.
+behind all else that runs on the node (:mod:`store_actors.connections.session_calls`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import hmac
 import json
 import os
-import pickle
 import socket
 import struct
 from collections import deque
@@ -29,25 +28,13 @@ from coordinator.model.errors import StateStoreError, StoreUnavailableError
 from coordinator.runtime.runtime import Runtime
 from store_actors.connections.hand_over import LENGTH, SECRET_BYTES, address_of, secret_of
 from store_actors.connections.sender import FrameSender
+from store_actors.connections.session_calls import answered, decoded_answer, encoded_call
 
 # A worker has nothing of shards.
 if TYPE_CHECKING:
     from store_actors.epochs.functions import FunctionShard
 
 PIECE, SEAL, _FAILED, _CALL, _ANSWER = 1, 2, 3, 4, 5
-#: Methods of a store actor that a worker may call.
-_METHODS = frozenset(
-    {
-        "location",
-        "piggybacked",
-        "open_update",
-        "session_call",
-        "next_batch",
-        "commit_session",
-        "session_committed",
-        "end_session",
-    }
-)
 #: Kind, epoch, watermark, and the bytes that follow.
 _HEAD = struct.Struct(">bqqi")
 
@@ -121,7 +108,7 @@ class WorkerConnection:
                 if frame.kind == _FAILED:
                     return frame.content.decode()
                 if frame.kind == _CALL:
-                    self._send(_plain(_ANSWER, self._answer(*pickle.loads(frame.content))))
+                    self._answer(frame.content)
                 elif frame.kind == SEAL:
                     shard.end_epoch(frame.epoch, frame.rows)
                 else:
@@ -132,16 +119,11 @@ class WorkerConnection:
                 self._process.end_session(self._session)
         return "the process that calls the function has ended"
 
-    def _answer(self, method: str, arguments: tuple[Any, ...]) -> bytes:
-        if method not in _METHODS:
-            raise ValueError(f"malformed call: of {method}")
-        try:
-            result = getattr(self._process, method)(*arguments)
-        except Exception as error:  # noqa: BLE001 - raised in the worker
-            return pickle.dumps((None, error))
-        if method == "open_update":
+    def _answer(self, call: bytes) -> None:
+        method, result, answer = answered(self._process, call)
+        if method == "open_update" and result is not None:
             self._session = result[0]
-        return pickle.dumps((result, None), pickle.HIGHEST_PROTOCOL)
+        self._send(_plain(_ANSWER, answer))
 
 
 class FunctionConnection:
@@ -193,17 +175,14 @@ class FunctionConnection:
         ------
         StoreUnavailableError
             The run has ended, or the store actor is gone.
-        Exception
-            What the method raises.
+        StateStoreError
+            The method raised it.
         """
         with suppress(OSError):
-            self._socket.sendall(_plain(_CALL, pickle.dumps((method, arguments), pickle.HIGHEST_PROTOCOL)))
+            self._socket.sendall(_plain(_CALL, encoded_call(method, arguments)))
         while (frame := self._read()) is not None:
             if frame.kind == _ANSWER:
-                result, error = pickle.loads(frame.content)
-                if error is not None:
-                    raise error
-                return result
+                return decoded_answer(method, frame.content)
             self._early.append(frame)
         raise StoreUnavailableError(
             "the run of the query has ended, or the store actor of a shard is gone; the open epoch does not count; committed versions "

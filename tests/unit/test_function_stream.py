@@ -28,10 +28,11 @@ from store_actors.connections.hand_over import HandOverServer, address_of
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.functions import FunctionRuns, FunctionShard
 from store_actors.epochs.shard import Piece
-from store_actors.messages.requests import ShardInput
+from store_actors.messages.requests import OpenRequest, ShardInput
 from store_actors.serving.metrics import StoreMetrics
 from tests.clocks import until
 from tests.unit.aggregation_fleet import Link, counts, rows
+from tests.unit.keyed_fleet import KeyedFleet
 
 
 class Worker:
@@ -56,11 +57,13 @@ class Process:
         self.ended: list[str] = []
         self.end_session = self.ended.append
 
-    def open_update(self, request: int) -> tuple[str, int]:
-        return f"session {request}", request
+    def open_update(self, request: OpenRequest) -> tuple[str, int]:
+        return f"session {request.base_version}", request.base_version
 
-    def session_call(self, session_id: str) -> None:
-        raise InvalidRequestError("there is no such operation", session_id=session_id)
+    def session_call(self, session_id: str, store: str, method: str, args: tuple[Any, ...], writes: Any) -> Any:
+        if method == "fail":
+            raise InvalidRequestError("there is no such operation", session_id=session_id)
+        return args[0], method, writes
 
 
 def results(values: str) -> pa.Table:
@@ -161,20 +164,27 @@ def test_a_worker_calls_the_store_actor_while_pieces_come(tmp_path: Path) -> Non
     batch = {"run_id": "run", "batch_id": 5}
     asked = {"is_worker": True, "state": "s", "batch": batch, "tasks": 1, "shards": [0]}
     with closing(FunctionConnection(sockets, "host", 0, asked)) as connection:
-        assert connection.call("open_update", 1) == ("session 1", 1)
+        request = KeyedFleet().request(0)
+        assert connection.call("open_update", request) == ("session 0", 0)
         (shard,) = functions.shards("s", "run", 5, 1, [0], link).values()
         shard.join(0, link)
         for values in ("ab", "c"):
             shard.take(0, 5, Piece(rows(values), link))
-        assert connection.call("open_update", 2) == ("session 2", 2)
+        keys, batch_of_keys = pa.table({"k": ["a", None]}), pa.record_batch({"k": [1]})
+        asked_of_session = ("session 0", "default", "multi_get", (keys,), (("default", "put", (batch_of_keys,)),))
+        assert connection.call("session_call", *asked_of_session) == [
+            keys,
+            "multi_get",
+            [["default", "put", [batch_of_keys]]],
+        ]
         pieces = [connection.next() for _ in range(2)]
         assert [piece.rows.num_rows for piece in pieces if piece is not None] == [2, 1]
         with pytest.raises(InvalidRequestError, match="no such operation"):
-            connection.call("session_call", "session 2")
+            connection.call("session_call", "session 0", "default", "fail", (), ())
         with pytest.raises(StoreUnavailableError, match="the run of the query has ended"):
             connection.call("forget_all")
         assert connection.next() is None
-    until(lambda: process.ended == ["session 2"])
+    until(lambda: process.ended == ["session 0"])
     assert "malformed call: of forget_all" in str(link.errors[0])
 
 

@@ -1,0 +1,102 @@
+"""Calls of a store actor over the connection of a worker: MessagePack, with tables as Arrow streams. Nothing is unpickled.
+
+A call is a method's name and its arguments, of the types that are listed here. An answer is the method's result; or the class of an
+error of this project, its message and its variables as text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model import errors
+from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import ActorLocation, TaskIdentity
+from store_actors.messages.requests import BatchFacts, OpenRequest, Write
+
+#: Of each method that may be called, its arguments and its result.
+_METHODS: dict[str, tuple[Any, Any]] = {
+    "location": (tuple[()], ActorLocation),
+    "piggybacked": (tuple[tuple[TaskIdentity, ...]], list[LeaseGrant | None]),
+    "open_update": (tuple[OpenRequest], tuple[str, int]),
+    "session_call": (tuple[str, str, str, tuple[Any, ...], tuple[Write, ...]], Any),
+    "next_batch": (tuple[str, str], Any),
+    "commit_session": (tuple[str, BatchFacts | int | None, tuple[Write, ...]], int),
+    "session_committed": (tuple[str], bool),
+    "end_session": (tuple[str], None),
+}
+_TABLE, _BATCH = 1, 2
+
+
+def encoded_call(method: str, arguments: tuple[Any, ...]) -> bytes:
+    """Return a call as it is sent."""
+    return _encoder.encode((method, arguments))
+
+
+def answered(process: Any, call: bytes) -> tuple[str, Any, bytes]:
+    """Do a call of an object's method.
+
+    Returns
+    -------
+    tuple
+        The method, its result, and the answer as it is sent. After an error of this project the result is None.
+
+    Raises
+    ------
+    ValueError
+        The call is malformed; or it is of another method, or has other arguments, than may be called.
+    """
+    try:
+        method, arguments = msgspec.convert(_decoder.decode(call), tuple[str, Any])
+        if method not in _METHODS:
+            raise ValueError(f"of {method}")
+        typed = msgspec.convert(arguments, _METHODS[method][0])
+    except (msgspec.MsgspecError, ValueError, OSError) as error:
+        raise ValueError(f"malformed call: {error}") from error
+    try:
+        result = getattr(process, method)(*typed)
+    except StateStoreError as error:
+        context = {key: str(value) for key, value in error.context.items()}
+        return method, None, _encoder.encode((type(error).__name__, error.message, context))
+    return method, result, _encoder.encode((None, result, {}))
+
+
+def decoded_answer(method: str, answer: bytes) -> Any:
+    """Return the result in an answer.
+
+    Raises
+    ------
+    StateStoreError
+        The method raised it.
+    """
+    error, content, context = _decoder.decode(answer)
+    if error is not None:
+        raise getattr(errors, error)(content, **context)
+    return msgspec.convert(content, _METHODS[method][1])
+
+
+def _extension(value: Any) -> Any:
+    """Return a value that MessagePack does not have as one that it has."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, pa.Table | pa.RecordBatch):
+        raise NotImplementedError(f"a store actor is not called with a {type(value).__name__}")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, value.schema) as stream:
+        stream.write(value)
+    return msgspec.msgpack.Ext(_TABLE if isinstance(value, pa.Table) else _BATCH, memoryview(sink.getvalue()))
+
+
+def _rows(code: int, content: memoryview) -> pa.Table | pa.RecordBatch:
+    reader = pa.ipc.open_stream(content)
+    if code == _BATCH:
+        return reader.read_next_batch()
+    return reader.read_all()
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_extension)
+_decoder = msgspec.msgpack.Decoder(ext_hook=_rows)
