@@ -21,7 +21,6 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -40,6 +39,7 @@ from store_actors.epochs.functions import FunctionRuns, FunctionShard
 from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.epochs.shard import EpochShard, Piece, RunTask
 from store_actors.messages.requests import ShardInput
+from store_actors.messages.wire import as_stream
 from store_actors.operators.aggregate import ChangedGroups, UnsafeInput
 from store_actors.serving.metrics import StoreMetrics
 
@@ -224,10 +224,7 @@ class _ArrowRows:
     def encoded(self, results: Emitted) -> Iterator[tuple[int, bytes]]:
         for batch in batches(visible(emitted_table(results)), _FRAME_BYTES):
             if batch.num_rows:
-                sink = BytesIO()
-                with pa.ipc.new_stream(sink, batch.schema) as stream:
-                    stream.write_batch(batch)
-                yield batch.num_rows, sink.getvalue()
+                yield batch.num_rows, as_stream(batch)
 
 
 def _format(is_unsafe: bool) -> RowFormat:

@@ -18,7 +18,6 @@ import struct
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -29,6 +28,7 @@ from coordinator.runtime.runtime import Runtime
 from store_actors.connections.hand_over import LENGTH, SECRET_BYTES, address_of, secret_of
 from store_actors.connections.sender import FrameSender
 from store_actors.connections.session_calls import answered, decoded_answer, encoded_call
+from store_actors.messages.wire import as_stream
 
 # A worker has nothing of shards.
 if TYPE_CHECKING:
@@ -64,11 +64,8 @@ def read_frame(source: BinaryIO) -> Frame | None:
 
 def written(kind: int, epoch: int, watermark_ms: int, rows: pa.Table | None) -> bytes:
     """Return a frame as it is sent."""
-    sink = BytesIO()
-    if rows is not None:
-        with pa.ipc.new_stream(sink, rows.schema) as stream:
-            stream.write_table(rows)
-    return _HEAD.pack(kind, epoch, watermark_ms, sink.tell()) + sink.getvalue()
+    content = b"" if rows is None else as_stream(rows)
+    return _HEAD.pack(kind, epoch, watermark_ms, len(content)) + content
 
 
 def _plain(kind: int, content: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Calls of a store actor over the connection of a worker: MessagePack, with tables as Arrow streams. Nothing is unpickled.
 
-A call is a method's name and its arguments, of the types that are listed here. An answer is the method's result; or the class of an
-error of this project, its message and its variables as text.
+A call is a method's name and its arguments, of the types that are listed here. An answer is an error of this project, or none, and the
+method's result.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from coordinator.ledger.state_ledger import LeaseGrant
-from coordinator.model import errors
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from store_actors.messages.requests import BatchFacts, OpenRequest, Write
+from store_actors.messages.wire import as_stream, error_facts, error_of
 
 #: Of each method that may be called, its arguments and its result.
 _METHODS: dict[str, tuple[Any, Any]] = {
@@ -60,9 +60,8 @@ def answered(process: Any, call: bytes) -> tuple[str, Any, bytes]:
     try:
         result = getattr(process, method)(*typed)
     except StateStoreError as error:
-        context = {key: str(value) for key, value in error.context.items()}
-        return method, None, _encoder.encode((type(error).__name__, error.message, context))
-    return method, result, _encoder.encode((None, result, {}))
+        return method, None, _encoder.encode((error_facts(error), None))
+    return method, result, _encoder.encode((None, result))
 
 
 def decoded_answer(method: str, answer: bytes) -> Any:
@@ -73,10 +72,10 @@ def decoded_answer(method: str, answer: bytes) -> Any:
     StateStoreError
         The method raised it.
     """
-    error, content, context = _decoder.decode(answer)
+    error, result = _decoder.decode(answer)
     if error is not None:
-        raise getattr(errors, error)(content, **context)
-    return msgspec.convert(content, _METHODS[method][1])
+        raise error_of(error)
+    return msgspec.convert(result, _METHODS[method][1])
 
 
 def _extension(value: Any) -> Any:
@@ -85,10 +84,7 @@ def _extension(value: Any) -> Any:
         return value.item()
     if not isinstance(value, pa.Table | pa.RecordBatch):
         raise NotImplementedError(f"a store actor is not called with a {type(value).__name__}")
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, value.schema) as stream:
-        stream.write(value)
-    return msgspec.msgpack.Ext(_TABLE if isinstance(value, pa.Table) else _BATCH, memoryview(sink.getvalue()))
+    return msgspec.msgpack.Ext(_TABLE if isinstance(value, pa.Table) else _BATCH, as_stream(value))
 
 
 def _rows(code: int, content: memoryview) -> pa.Table | pa.RecordBatch:

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from coordinator.model import errors
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import StateStoreId
 from store_actors.messages.requests import ReadRequest, is_json
+from store_actors.messages.wire import as_stream, error_facts, error_of
 
 #: Rows are few if they have at most this many bytes.
 _FEW_BYTES = 1 << 15
@@ -136,10 +136,7 @@ def _result_facts(result: KeyResult) -> Any:
         return [result.version, result.newest, result.places.tolist()]
     if result is None:
         return None
-    context = {
-        name: value if isinstance(value, str | int | float) else str(value) for name, value in result.context.items()
-    }
-    return {"error": type(result).__name__, "message": result.message, "context": context}
+    return error_facts(result)
 
 
 def _result_of(facts: Any, rows: Iterator[pa.Table]) -> KeyResult:
@@ -148,8 +145,7 @@ def _result_of(facts: Any, rows: Iterator[pa.Table]) -> KeyResult:
         return FoundRows(version, newest, np.array(places, np.int64), next(rows))
     if facts is None:
         return None
-    kind = getattr(errors, facts["error"], None) if facts["error"] in errors.__all__ else None
-    return (kind or StateStoreError)(facts["message"], **facts["context"])
+    return error_of(facts)
 
 
 def _fields(store_id: StateStoreId) -> tuple[str, int, int, str]:
@@ -165,7 +161,7 @@ def _joined(facts: dict[str, Any], blobs: Sequence[bytes], tables: Sequence[pa.T
     """Return JSON, pieces of bytes and tables joined: the length of the JSON, the JSON with the lengths of the pieces, the pieces."""
     packed = _packed(tables)
     if packed is None:
-        data = [_as_stream(table) for table in tables]
+        data = [as_stream(table) for table in tables]
     else:
         *data, facts["lengths"] = packed
     parts = [*blobs, *data]
@@ -187,14 +183,6 @@ def _parted(encoded: bytes) -> tuple[dict[str, Any], list[bytes], Sequence[pa.Ta
         schema, rows = data
         return facts, blobs, _unpacked(schema, rows, facts["lengths"])
     return facts, blobs, [pa.ipc.open_stream(stream).read_all() for stream in data]
-
-
-def _as_stream(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    written: bytes = sink.getvalue().to_pybytes()
-    return written
 
 
 def _packed(tables: Sequence[pa.Table]) -> tuple[bytes, bytes, list[int]] | None:

@@ -218,7 +218,7 @@ class EpochRun(
    */
   private def completeLog(): Unit = {
     val newest = Driver.ask[EpochEnd]("newest_epoch", fields(firstEpoch) + ("operator" -> facts))
-    val isAnother = newest.epoch == firstEpoch - 1 && !EpochLogs.endsWith(query.offsetLog, newest.epoch, newest.end)
+    val isAnother = newest.epoch == firstEpoch - 1 && !EpochLogs.endsWith(query, newest.epoch, newest.end)
     if (newest.epoch >= 0 && (newest.epoch == firstEpoch || isAnother)) {
       EpochLogs.setEnd(query, newest.epoch, newest.end)
       query.commitLog.add(newest.epoch, CommitMetadata())
@@ -329,18 +329,17 @@ case class EpochEnd(epoch: Long, end: String)
 
 /** Spark's log of the ends of epochs, in which Spark itself leaves whatever is there. */
 private object EpochLogs {
-  def endsWith(log: OffsetSeqLog, epoch: Long, end: String): Boolean =
-    log.get(epoch).exists(_.offsets.flatten.exists(_.json == end))
+  /** Whether an epoch ends there, by what the query's tasks begin with: Spark's object remembers what it wrote. */
+  def endsWith(query: ContinuousExecution, epoch: Long, end: String): Boolean =
+    query.offsetLog.get(epoch).exists(_.offsets.flatten.exists(_.json == end))
 
   /**
    * Has the log have an epoch's end. A run that does not count may have written another one: an earlier one of this
    * query, or that of a driver which was paused and goes on. It writes each end once.
    */
   def setEnd(query: ContinuousExecution, epoch: Long, end: String): Unit = {
-    // Spark's own log remembers what it wrote, and the query's tasks would begin there when they run again.
-    query.offsetLog.batchCache.remove(epoch)
-    val log = offsetLogOf(query)
-    while (!endsWith(log, epoch, end)) {
+    val log = query.offsetLog
+    while ({ log.batchCache.remove(epoch); !endsWith(query, epoch, end) }) {
       new Path(log.metadataPath, epoch.toString) match {
         case file => file.getFileSystem(query.sparkSession.sessionState.newHadoopConf()).delete(file, false)
       }

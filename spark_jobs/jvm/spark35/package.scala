@@ -31,15 +31,8 @@ package object statefleet {
   def offsetMetadata(conf: RuntimeConfig): execution.streaming.OffsetSeqMetadata =
     execution.streaming.OffsetSeqMetadata(0L, System.currentTimeMillis(), conf)
 
-  type OffsetSeqLog = execution.streaming.OffsetSeqLog
   val SerializedOffset: execution.streaming.SerializedOffset.type = execution.streaming.SerializedOffset
   val CommitMetadata: execution.streaming.CommitMetadata.type = execution.streaming.CommitMetadata
-
-  /** A query's log of the ends of epochs, as it is stored: Spark's own object remembers what it wrote. */
-  def offsetLogOf(query: StreamExecution): OffsetSeqLog =
-    new OffsetSeqLog(query.sparkSession, query.offsetLog.metadataPath.toString) {
-      override val metadataCacheEnabled: Boolean = false
-    }
 
   def operatorInfo(checkpoint: String, runId: UUID, id: Long, batchId: Long, shards: Int): StatefulOperatorStateInfo =
     new StatefulOperatorStateInfo(checkpoint, runId, id, batchId, shards)

@@ -36,16 +36,9 @@ package object statefleet {
   def offsetMetadata(conf: RuntimeConfig): execution.streaming.checkpointing.OffsetSeqMetadata =
     execution.streaming.checkpointing.OffsetSeqMetadata(0L, System.currentTimeMillis(), conf)
 
-  type OffsetSeqLog = execution.streaming.checkpointing.OffsetSeqLog
   val SerializedOffset: execution.streaming.runtime.SerializedOffset.type = execution.streaming.runtime.SerializedOffset
   val CommitMetadata: execution.streaming.checkpointing.CommitMetadata.type =
     execution.streaming.checkpointing.CommitMetadata
-
-  /** A query's log of the ends of epochs, as it is stored: Spark's own object remembers what it wrote. */
-  def offsetLogOf(query: StreamExecution): OffsetSeqLog =
-    new OffsetSeqLog(query.sparkSession, query.offsetLog.metadataPath.toString) {
-      override val metadataCacheEnabled: Boolean = false
-    }
 
   def operatorInfo(checkpoint: String, runId: UUID, id: Long, batchId: Long, shards: Int): StatefulOperatorStateInfo =
     new StatefulOperatorStateInfo(checkpoint, runId, id, batchId, shards, None, None)
