@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -34,6 +38,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="file",
         help="object store of the integration and chaos tests; s3 builds a server once (some minutes) and runs it on loopback",
     )
+
+
+_SHOWING_JVMS = pytest.StashKey[threading.Timer]()
+
+
+def _show_jvms() -> None:
+    """Have this process's JVMs print what each of their threads does."""
+    for process in psutil.Process().children(recursive=True):
+        if process.name() == "java":
+            process.send_signal(signal.SIGQUIT)
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    """Have it in the output of a test that is ended, as what it waits for is mostly there."""
+    timer = item.stash[_SHOWING_JVMS] = threading.Timer(settings.timeout - 5, _show_jvms)
+    timer.daemon = True
+    timer.start()
+
+
+def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
+    item.stash[_SHOWING_JVMS].cancel()
 
 
 @pytest.fixture(scope="session")
