@@ -16,6 +16,8 @@ from tests.integration.streams import Streams
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.task.maxFailures": "4",
+    # By itself Spark waits for ever for a query that does not stop. Its error says where the query's thread is.
+    "spark.sql.streaming.stopTimeout": "120s",
 }
 
 
