@@ -51,14 +51,16 @@ def _show_jvms() -> None:
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
-    """Have it in the output of a test that is ended, as what it waits for is mostly there."""
+    """Have the JVMs' threads in the output of a test that is ended: what it waits for is mostly there."""
     timer = item.stash[_SHOWING_JVMS] = threading.Timer(settings.timeout - 5, _show_jvms)
     timer.daemon = True
     timer.start()
 
 
-def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
-    item.stash[_SHOWING_JVMS].cancel()
+def pytest_timeout_cancel_timer(item: pytest.Item | pytest.Collector) -> None:
+    # Also called for a module that cannot be collected, and for a test without a time limit.
+    if (timer := item.stash.get(_SHOWING_JVMS, None)) is not None:
+        timer.cancel()
 
 
 @pytest.fixture(scope="session")
