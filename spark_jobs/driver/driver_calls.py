@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import threading
@@ -15,7 +16,7 @@ from ray.exceptions import RayError
 from coordinator.model.errors import StateMismatchError, StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.names import store_actor_number
-from coordinator.service.calls import RayActors
+from coordinator.service.calls import START_S, RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import coordinator_name
 from coordinator.service.placement_service import Placement
@@ -25,6 +26,7 @@ from spark_jobs.plan.executors import Executors
 from spark_jobs.plan.operator_plan import requested_state
 from store_actors.actor.deploy import LiveMigration
 from store_actors.client.fleet_client import FleetAddress
+from store_actors.connections.direct_calls import DirectAddress
 
 log = logging.getLogger(__name__)
 
@@ -158,19 +160,21 @@ class DriverCalls:
             JSON: ``asked`` (``start``, ``begin``, ``place``, ``settle``, ``finished`` or ``ended``), ``operator`` (the facts of its
             route column), and ``query_id``, ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch. ``begin``
             has the number of ``shards`` that the query was built with; ``place`` and ``settle`` have the batch's number, and the
-            ``first_partition``. ``place`` has the ``cores`` of executors by host; ``settle`` has the numbers of rows that tasks
-            ``sent`` to each shard, if they handed them over. ``finished`` has the ``run_id`` and ``batch_id``, the ``states`` of
-            the query by fleet, and whether their logs must have it ``at_once``; ``ended`` has only the ``run_id``. ``start`` has
-            the ``query_id``, null for a new query, whether the query ``has_checkpoint`` that a later start finds, its
-            ``first_batch`` by the checkpoint, and its ``operators``: ``uri``, ``state``, ``route`` column and, where it is the
-            query's, output ``mode``. ``start`` and ``begin`` also have the ids of queries that are ``active``.
+            ``first_partition``. ``place`` has the ``cores`` of executors by host, and whether they ``connect_directly``;
+            ``settle`` has the numbers of rows that tasks ``sent`` to each shard, if they handed them over. ``finished`` has the
+            ``run_id`` and ``batch_id``, the ``states`` of the query by fleet, and whether their logs must have it ``at_once``;
+            ``ended`` has only the ``run_id``. ``start`` has the ``query_id``, null for a new query, whether the query
+            ``has_checkpoint`` that a later start finds, its ``first_batch`` by the checkpoint, and its ``operators``: ``uri``,
+            ``state``, ``route`` column and, where it is the query's, output ``mode``. ``start`` and ``begin`` also have the ids of
+            queries that are ``active``.
 
         Returns
         -------
         str
             JSON. ``start`` and ``begin``: why the query is ``refused``, or null. ``begin``: the batch's ``shards`` and
             ``first_partition``. ``place``, and the ``places`` of ``settle``: for each shard the ``host`` and the number of its store
-            ``actor``, null for a shard that may run anywhere. ``settle``: also ``missing``, the shards that have not committed the
+            ``actor``, null for a shard that may run anywhere; of ``place``, if tasks connect directly and are on several nodes, its
+            ``direct`` address, null where it has none. ``settle``: also ``missing``, the shards that have not committed the
             batch, or whose rows no task counted; the ``next`` batch's shards; and stats, by the names of
             ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards committed other numbers of rows than tasks
             sent them. ``newest_epoch``: the ``epoch`` that counts, -1 without any, and its ``end``; ``end_epoch`` has one count.
@@ -269,8 +273,23 @@ class DriverCalls:
                 fleet.options.policy,
             )
             fleet.migration.begin(placements.moves)
-            return _places(placements)
-        except (StateStoreError, RayError) as error:  # without preferred hosts a batch is slower, and still correct
+            places = _places(placements)
+            if (
+                batch.get("connect_directly")
+                and len(batch["cores"].keys() | {place["host"] for place in places if place}) > 1
+            ):
+                direct = {
+                    holder.actor_name: _direct_address(holder.actor_name) for holder in placements.holders if holder
+                }
+                for place, holder in zip(places, placements.holders, strict=True):
+                    if place is not None and holder is not None:
+                        place["direct"] = direct[holder.actor_name]
+            return places
+        except (
+            StateStoreError,
+            RayError,
+            TimeoutError,
+        ) as error:  # without preferred hosts a batch is slower, and still correct
             log.warning(
                 "the shards of %s are not placed, and its tasks run anywhere until executors change: %s: %s",
                 operator["state"],
@@ -316,6 +335,16 @@ def _places(placement: Placement) -> list[dict[str, Any] | None]:
         None if holder is None else {"host": holder.host, "actor": store_actor_number(holder.actor_name)}
         for holder in placement.holders
     ]
+
+
+def _direct_address(actor_name: str) -> dict[str, Any] | None:
+    """Return where tasks of other nodes connect to a store actor; None if they cannot."""
+    actors = RayActors()
+    handle = actors.find(actor_name)
+    address: DirectAddress | None = handle and actors.get(handle.direct_address.remote(), START_S)
+    if address is None:
+        return None
+    return {"host": address.host, "port": address.port, "key": base64.b64encode(address.key).decode()}
 
 
 def _partitions(batch: Mapping[str, Any]) -> range:

@@ -38,9 +38,9 @@ from coordinator.storage.uris import open_store_in_actor
 from store_actors.actor.replicator import Replicator
 from store_actors.client.leased_calls import LeasedCalls, LocalActors, local_calls
 from store_actors.client.operator_task import emitted_rows
-from store_actors.connections.direct_calls import DirectAddress, DirectServer
+from store_actors.connections.direct_calls import DirectAddress, DirectMessages, DirectServer
 from store_actors.connections.epoch_stream import EpochServer
-from store_actors.connections.hand_over import address_of, hand_over_server, sockets_of
+from store_actors.connections.hand_over import address_of, hand_over_server, serve_remote_task, sockets_of
 from store_actors.epochs.functions import FunctionRuns
 from store_actors.epochs.runs import EpochRuns
 from store_actors.messages.key_queries import KeyQuery, KeyResults
@@ -438,7 +438,6 @@ class StoreActor(StoreProcess):
         self._storage_stats = storage_stats
         self._export = MetricExport(uri)
         runtime.threads.start(self._export_metrics, "statefleet-metrics")
-        self._direct = _direct_answers(self._reads.answer, runtime)
         address = address_of(sockets_of(session_folder(), uri), location.host, store_actor_number(actor_name))
         actors = LocalActors(actor_name, self, local_calls(runtime.threads))
         calls = LeasedCalls(actors, coordinator, runtime.clock, partial(actors.find, actor_name))
@@ -446,6 +445,8 @@ class StoreActor(StoreProcess):
         functions = FunctionRuns(runtime.threads)
         epochs = EpochServer(self.runs, functions, self._metrics, runtime, self._check_process, self)
         hand_over_server(address, serve, epochs.serve, runtime)
+        serve_remote = partial(serve_remote_task, serve_epochs=epochs.serve, runtime=runtime)
+        self._direct = _direct_answers(self._reads.answer, serve_remote, runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 
@@ -479,15 +480,20 @@ class StoreActor(StoreProcess):
             self._store.use_credentials(secrets)
 
 
-def _direct_answers(answer: Callable[[bytes], bytes], runtime: Runtime) -> DirectServer | None:
+def _direct_answers(
+    answer: Callable[[bytes], bytes], serve_task: Callable[[DirectMessages], None], runtime: Runtime
+) -> DirectServer | None:
     # A cluster with TLS sends nothing in the clear, and direct connections are not encrypted.
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return None
     host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     try:
-        return DirectServer(host, secrets.token_bytes(32), answer, runtime)
+        return DirectServer(host, secrets.token_bytes(32), answer, serve_task, runtime)
     except OSError:
-        log.exception("look-ups are answered by calls of Ray only: nothing can be listened to on %s", host)
+        log.exception(
+            "look-ups are answered by calls of Ray only, and continuous queries run on one node: nothing can be listened to on %s",
+            host,
+        )
         return None
 
 

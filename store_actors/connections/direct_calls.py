@@ -1,8 +1,11 @@
-"""Direct connections to a store actor, for queries of a few keys: the store actor's side, and the messages of both sides.
+"""Direct connections to a store actor, for queries of a few keys and tasks of other nodes: the store actor's side, and the messages.
 
 The reader's side is :mod:`statefleet.reads.sources`. A query over a direct connection takes less CPU than an empty call of Ray.
-Nothing depends on these connections. A reader without one, or whose connection breaks or is slow to answer, asks by a call of Ray,
-which reports what became of the store actor. So the same keys may be asked for twice.
+No reader depends on these connections. One without a connection, or whose connection breaks or is slow to answer, asks by a call of
+Ray, which reports what became of the store actor. So the same keys may be asked for twice.
+
+A task of a continuous query (``SealedChannel.scala``) sends :data:`TASK` first. It is answered the format of what follows, which is
+that of :mod:`store_actors.connections.hand_over`, cut into messages wherever the sender likes.
 
 Only processes that got the key by Ray are answered. Neither side sends the key: each proves to the other that it has it. Every message
 carries a code that only an owner of the key can make, of this connection, this direction, the message's number and its content. So a
@@ -15,8 +18,8 @@ workers are, waits without end for its first answer once its parent had a connec
 
 from __future__ import annotations
 
-import hashlib
 import hmac
+import io
 import logging
 import os
 import socket
@@ -28,6 +31,7 @@ from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from typing import Any
 
 from coordinator.runtime.runtime import Clock, Runtime
 
@@ -43,6 +47,8 @@ _FRAME = struct.Struct("!i")
 _PAUSE_S = 1.0
 #: Connections at once whose caller has not proved that it has the key. They count apart: strangers take no connection of a caller.
 _STRANGERS = 16
+#: The first message of a task.
+TASK = b"task"
 #: The two sides' proofs differ: no process can pass the proof of one caller on to another one as a store actor's.
 _CALLER, _STORE_ACTOR = b"caller", b"store actor"
 #: Bytes of the random number that each side sends for a connection, of a proof, and of a message's code.
@@ -71,6 +77,8 @@ class DirectServer:
     ----------
     answer
         Returns the answer to a call. An error of it is logged and ends the connection: the caller asks again by Ray, which reports it.
+    serve_task
+        Serves the task of a connection until that ends.
     proof_s
         Seconds that a stranger has for the whole proof, and a caller to receive an answer.
 
@@ -81,13 +89,20 @@ class DirectServer:
     """
 
     def __init__(
-        self, host: str, key: bytes, answer: Callable[[bytes], bytes], runtime: Runtime, *, proof_s: float = 5.0
+        self,
+        host: str,
+        key: bytes,
+        answer: Callable[[bytes], bytes],
+        serve_task: Callable[[DirectMessages], None],
+        runtime: Runtime,
+        *,
+        proof_s: float = 5.0,
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=_MOST)
         #: Where callers connect.
         self.address = DirectAddress(host, self._listening.getsockname()[1], key)
-        self._answer = answer
+        self._answer, self._serve_task = answer, serve_task
         self._proof_s = proof_s
         self._clock = runtime.clock
         self._start_thread = runtime.threads.start
@@ -132,11 +147,14 @@ class DirectServer:
                     return
                 try:
                     _wait_at_most(connection, socket.SO_RCVTIMEO, 0.0)
-                    while True:
-                        messages.send(self._answered(messages.receive()))
+                    while (message := messages.receive()) != TASK:
+                        messages.send(self._answered(message))
                 finally:
                     with self._guard:
                         self._connected -= 1
+                # A task may wait long for a sink. Its query knows how many there are.
+                messages.wait_without_end()
+                self._serve_task(messages)
         except Exception:  # the caller left or had no key, or the call failed, which Ray reports
             log.debug("a connection ended", exc_info=True)
 
@@ -180,9 +198,26 @@ class DirectMessages:
 
     def send(self, content: bytes) -> None:
         """Send a message."""
+        self._connection.send_bytes(self._coded(content))
+
+    def _coded(self, content: bytes) -> bytes:
         code = _code(self._sends, self._sent, content)
         self._sent += 1
-        self._connection.send_bytes(code + content)
+        return code + content
+
+    def sealed(self, content: bytes) -> bytes:
+        """Return the next message as the bytes that are sent, for :meth:`own_socket`."""
+        message = self._coded(content)
+        return _FRAME.pack(len(message)) + message
+
+    def wait_without_end(self) -> None:
+        """Have sending and receiving wait as long as the other side is there."""
+        for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            _wait_at_most(self._connection, way, 0.0)
+
+    def own_socket(self) -> socket.socket:
+        """Return the connection as a socket of its own, which has to be closed, too."""
+        return socket.socket(fileno=os.dup(self._connection.fileno()))
 
     def receive(self) -> bytes:
         """Return the next message.
@@ -200,6 +235,28 @@ class DirectMessages:
             raise AuthenticationError("a message is not the next one that the other side sent")
         self._received += 1
         return content
+
+
+class MessageBytes(io.RawIOBase):
+    """The contents of all further messages, one after the other; errors as of :meth:`DirectMessages.receive`."""
+
+    def __init__(self, messages: DirectMessages) -> None:
+        self._messages = messages
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        try:
+            while not self._left:
+                self._left = memoryview(self._messages.receive())
+        except EOFError:
+            return 0
+        size = min(len(target), len(self._left))
+        target[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size
 
 
 def accept_each(listening: socket.socket, take: Callable[[socket.socket], None], clock: Clock, failure: str) -> None:
@@ -226,7 +283,8 @@ def end_listening(listening: socket.socket) -> None:
 
 
 def _code(key: bytes, number: int, content: bytes) -> bytes:
-    return hashlib.blake2b(number.to_bytes(8, "little") + content, key=key, digest_size=_CODE_BYTES).digest()
+    # Java has it, too.
+    return hmac.digest(key, number.to_bytes(8, "big") + content, "sha256")[:_CODE_BYTES]
 
 
 def _greeted(connection: Connection, key: bytes, elapsed_s: Callable[[], float], proof_s: float) -> DirectMessages:

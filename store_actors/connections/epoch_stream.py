@@ -16,7 +16,6 @@ that gets them. So what waits to be sent here is bounded, too: a slow sink stops
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,8 +72,8 @@ class EpochServer:
     check_fitness: Callable[[], None]
     process: Any
 
-    def serve(self, request: Mapping[str, Any], operator: bytes, source: BinaryIO, task: socket.socket) -> None:
-        """Take a task's frames, which `source` has of its connection, until it ends that, and answer them.
+    def serve(self, request: Mapping[str, Any], operator: bytes, source: BinaryIO, task: FrameSender) -> None:
+        """Take a task's frames, which `source` has of its connection, until it ends that, and answer them by `task`.
 
         Raises
         ------
@@ -86,7 +85,7 @@ class EpochServer:
         if request.get("is_worker"):
             self._serve_worker(request, source, task)
             return
-        connection = _TaskConnection(task, _format(request["unsafe_results"]), self.runtime)
+        connection = _TaskConnection(task, _format(request["unsafe_results"]))
         try:
             if operator:
                 self._serve(request, OperatorTask.of_json(operator), source, connection)
@@ -160,9 +159,9 @@ class EpochServer:
         finally:
             self.functions.end(state, run_id, why)
 
-    def _serve_worker(self, request: Mapping[str, Any], source: BinaryIO, worker: socket.socket) -> None:
+    def _serve_worker(self, request: Mapping[str, Any], source: BinaryIO, worker: FrameSender) -> None:
         """Have a function called by a worker until one of the two ends the run."""
-        connection = WorkerConnection(worker, self.runtime, self.process)
+        connection = WorkerConnection(worker, self.process)
         why = "the process that calls the function has ended"
         try:
             (shard,) = self._function_shards(request, None).values()
@@ -307,10 +306,9 @@ class EpochStream:
 class _TaskConnection:
     """Sends a task what it gets, as of :class:`~store_actors.epochs.shard.RunTask`. Nothing follows an error. Thread-safe."""
 
-    def __init__(self, task: socket.socket, results: RowFormat, runtime: Runtime) -> None:
+    def __init__(self, task: FrameSender, results: RowFormat) -> None:
         self._results = results
-        sender = FrameSender(task, runtime)
-        self._send, self.finish = sender.send, sender.finish
+        self._send, self.finish = task.send, task.finish
 
     def answer(self, rows: int) -> None:
         self._send(_ROWS + _ROWS_HEAD.pack(rows, 0, 0))

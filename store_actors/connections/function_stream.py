@@ -10,22 +10,25 @@ behind all else that runs on the node (:mod:`store_actors.connections.session_ca
 
 from __future__ import annotations
 
+import base64
 import hmac
+import io
 import json
 import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing import AuthenticationError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
 from coordinator.model.errors import StateStoreError, StoreUnavailableError
-from coordinator.runtime.runtime import Runtime
-from store_actors.connections.hand_over import LENGTH, SECRET_BYTES, address_of, secret_of
+from store_actors.connections.direct_calls import TASK, DirectAddress, MessageBytes, connect
+from store_actors.connections.hand_over import FORMAT, LENGTH, SECRET_BYTES, address_of, secret_of
 from store_actors.connections.sender import FrameSender
 from store_actors.connections.session_calls import answered, decoded_answer, encoded_call
 from store_actors.messages.wire import as_stream
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 PIECE, SEAL, _FAILED, _CALL, _ANSWER = 1, 2, 3, 4, 5
 #: Kind, epoch, watermark, and the bytes that follow.
 _HEAD = struct.Struct(">bqqi")
+#: Seconds for the proofs of a connection to another node.
+_PATIENCE_S = 40.0
 
 
 class Frame(NamedTuple):
@@ -81,9 +86,8 @@ class WorkerConnection:
         What has the methods that the worker calls.
     """
 
-    def __init__(self, worker: socket.socket, runtime: Runtime, process: Any) -> None:
-        sender = FrameSender(worker, runtime)
-        self._send, self.finish = sender.send, sender.finish
+    def __init__(self, worker: FrameSender, process: Any) -> None:
+        self._send, self.finish = worker.send, worker.finish
         self._process = process
         #: The session that the worker has opened last.
         self._session = ""
@@ -130,6 +134,8 @@ class FunctionConnection:
     ----------
     sockets, host, actor
         Where the store actor is found; see :func:`~store_actors.connections.hand_over.address_of`.
+    direct
+        Where it is found from another node: host, port, and the key in Base64; None on its own node.
     request
         What :class:`~store_actors.connections.epoch_stream.EpochServer` is asked.
 
@@ -139,18 +145,15 @@ class FunctionConnection:
         The store actor is not there, or does not prove that it is.
     """
 
-    def __init__(self, sockets: str, host: str, actor: int, request: Mapping[str, Any]) -> None:
-        address = address_of(sockets, host, actor)
+    def __init__(
+        self, sockets: str, host: str, actor: int, direct: Mapping[str, Any] | None, request: Mapping[str, Any]
+    ) -> None:
         try:
-            pid, secret = secret_of(Path(address))
-            self._socket = socket.socket(socket.AF_UNIX)
-            self._socket.connect(f"{address}.{pid}")
-            self._source = self._socket.makefile("rb")
-            challenge = os.urandom(SECRET_BYTES)
-            self._socket.sendall(challenge)
-            if not hmac.compare_digest(self._source.read(SECRET_BYTES), hmac.digest(secret, challenge, "sha256")):
-                raise PermissionError(f"{address} is not a store actor's")
-        except OSError as error:
+            if direct is None:
+                self._connect(address_of(sockets, host, actor))
+            else:
+                self._connect_to(DirectAddress(direct["host"], direct["port"], base64.b64decode(direct["key"])))
+        except (OSError, EOFError, AuthenticationError) as error:
             raise StoreUnavailableError(
                 "the store actor of a shard is not there; committed versions are safe, and the query goes on from them once it is",
                 cause=error,
@@ -159,7 +162,30 @@ class FunctionConnection:
         self._early: deque[Frame] = deque()
         self._is_over = False
         text = json.dumps({**request, "operator_bytes": 0}).encode()
-        self._socket.sendall(LENGTH.pack(len(text)) + text)
+        self._send(LENGTH.pack(len(text)) + text)
+
+    def _connect(self, address: str) -> None:
+        pid, secret = secret_of(Path(address))
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(f"{address}.{pid}")
+        self._source: BinaryIO = connected.makefile("rb")
+        self._send: Callable[[bytes], None] = connected.sendall
+        self._close = connected.close
+        challenge = os.urandom(SECRET_BYTES)
+        connected.sendall(challenge)
+        if not hmac.compare_digest(self._source.read(SECRET_BYTES), hmac.digest(secret, challenge, "sha256")):
+            raise PermissionError(f"{address} is not a store actor's")
+
+    def _connect_to(self, address: DirectAddress) -> None:
+        messages = connect(address, _PATIENCE_S)
+        self._source = io.BufferedReader(MessageBytes(messages))
+        self._send, self._close = messages.send, messages.close
+        messages.send(TASK)
+        if messages.receive() != FORMAT.encode():
+            raise PermissionError(
+                "the store actor is of another release: use one release for the fleet and its queries"
+            )
+        messages.wait_without_end()
 
     def next(self) -> Frame | None:
         """Return the next piece, or end of an epoch; None once the run has ended."""
@@ -176,7 +202,7 @@ class FunctionConnection:
             The method raised it.
         """
         with suppress(OSError):
-            self._socket.sendall(_plain(_CALL, encoded_call(method, arguments)))
+            self._send(_plain(_CALL, encoded_call(method, arguments)))
         while (frame := self._read()) is not None:
             if frame.kind == _ANSWER:
                 return decoded_answer(method, frame.content)
@@ -194,13 +220,13 @@ class FunctionConnection:
 
     def answer(self, frame: Frame, emitted: pa.Table) -> None:
         """Send what a frame's rows, or the end of its epoch, emit."""
-        self._socket.sendall(written(frame.kind, frame.epoch, frame.watermark_ms, emitted))
+        self._send(written(frame.kind, frame.epoch, frame.watermark_ms, emitted))
 
     def fail(self, error: BaseException) -> None:
         """Tell why the run cannot go on."""
         with suppress(OSError):
-            self._socket.sendall(_plain(_FAILED, f"{type(error).__name__}: {error}".encode()))
+            self._send(_plain(_FAILED, f"{type(error).__name__}: {error}".encode()))
 
     def close(self) -> None:
         self._source.close()
-        self._socket.close()
+        self._close()

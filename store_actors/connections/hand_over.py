@@ -39,7 +39,8 @@ import pyarrow as pa
 from coordinator.model.names import fleet_id_of
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import HandedOver
-from store_actors.connections.direct_calls import accept_each, end_listening
+from store_actors.connections.direct_calls import DirectMessages, MessageBytes, accept_each, end_listening
+from store_actors.connections.sender import FrameSender
 from store_actors.engine import unsafe_rows
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ _CREDENTIALS = struct.Struct("3i")
 #: Bytes of the secret, and of what a task sends for its proof.
 SECRET_BYTES = 32
 #: Raised with each change of what is sent (``Connection.scala`` has the same): a task and a store actor of two releases do not talk.
-_FORMAT = 7
+FORMAT = "8"
 #: How the folders of sockets begin; each user has one for each session of Ray.
 _FOLDERS = "/tmp/statefleet-"
 #: Bytes of a store actor's file, at most.
@@ -96,7 +97,7 @@ def address_of(sockets: str, host: str, number: int = 0) -> str:
 #: Does the work of a task; yields the rows that its shards emit.
 Serve = Callable[[HandedOver], Iterator[pa.RecordBatch]]
 #: Serves a task of a continuous query, whose request and operator were read, until it ends the connection.
-ServeEpochs = Callable[[Mapping[str, Any], bytes, BinaryIO, socket.socket], None]
+ServeEpochs = Callable[[Mapping[str, Any], bytes, BinaryIO, FrameSender], None]
 
 
 class HandOverServer:
@@ -127,10 +128,10 @@ class HandOverServer:
     ) -> None:
         self._serve_task, self._serve_epochs = serve, serve_epochs
         self._request_s, self._rows_s = request_s, rows_s
-        self._start_thread, self._clock = runtime.threads.start, runtime.clock
+        self._runtime, self._start_thread, self._clock = runtime, runtime.threads.start, runtime.clock
         self._address, self._path = Path(address), Path(f"{address}.{os.getpid()}")
         self._secret = os.urandom(SECRET_BYTES)
-        self._facts = f"{os.getpid()} {_FORMAT} {base64.b64encode(self._secret).decode()}"
+        self._facts = f"{os.getpid()} {FORMAT} {base64.b64encode(self._secret).decode()}"
         self._listening = self._published()
 
     def _published(self) -> socket.socket:
@@ -228,11 +229,10 @@ class HandOverServer:
                 sink.flush()
                 try:
                     pieces = _Pieces(source)
-                    request = json.loads(_read(pieces, *LENGTH.unpack(_read(pieces, LENGTH.size))))
-                    operator = _read(pieces, request["operator_bytes"])
+                    request, operator = _read_request(pieces)
                     if "tasks" in request:
                         task.settimeout(None)
-                        self._serve_epochs(request, operator, source, task)
+                        self._serve_epochs(request, operator, source, FrameSender(task, self._runtime))
                         return
                     rows, size = self._answer(task, request, operator, pieces, sink)
                     sink.write(_DONE + _ANSWER_END.pack(rows, size))
@@ -281,6 +281,19 @@ class HandOverServer:
         return count, sink.size - begin
 
 
+def serve_remote_task(messages: DirectMessages, serve_epochs: ServeEpochs, runtime: Runtime) -> None:
+    """Serve a task of a continuous query that is on another node, until it ends its connection."""
+    messages.send(FORMAT.encode())
+    with messages.own_socket() as task, io.BufferedReader(MessageBytes(messages), _BUFFER_BYTES) as source:
+        request, operator = _read_request(_Pieces(source))
+        serve_epochs(request, operator, source, FrameSender(task, runtime, messages.sealed))
+
+
+def _read_request(source: _Pieces) -> tuple[dict[str, Any], bytes]:
+    request = json.loads(_read(source, *LENGTH.unpack(_read(source, LENGTH.size))))
+    return request, _read(source, request["operator_bytes"])
+
+
 def _make_private(folder: Path) -> None:
     """Make a folder if there is none.
 
@@ -324,7 +337,7 @@ def secret_of(address: Path) -> tuple[str, bytes]:
     if not _is_private(address.parent):
         raise PermissionError(f"{address.parent} is not this user's alone")
     pid, written_format, secret = _read_facts(address).split(" ")
-    if written_format != str(_FORMAT):
+    if written_format != FORMAT:
         raise OSError(
             f"the store actor at {address} is of another release: use one release for the fleet and its queries"
         )

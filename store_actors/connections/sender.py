@@ -15,10 +15,17 @@ class FrameSender:
     """Sends frames in their order: at once where the connection takes them, which saves a switch to another thread; or else on one.
 
     After the connection was lost frames are dropped: its reader learns that. Thread-safe.
+
+    Parameters
+    ----------
+    sealed
+        Returns the bytes that are sent for a frame, and is called in the order in which they are sent.
     """
 
-    def __init__(self, connection: socket.socket, runtime: Runtime) -> None:
-        self._connection, self._threads = connection, runtime.threads
+    def __init__(
+        self, connection: socket.socket, runtime: Runtime, sealed: Callable[[bytes], bytes] = lambda frame: frame
+    ) -> None:
+        self._connection, self._threads, self._sealed = connection, runtime.threads, sealed
         self._guard = self._threads.lock()
         self._waiting: deque[tuple[bytes, Callable[[], None]]] = deque()
         #: Set once all that waits is sent; None if nothing waits.
@@ -34,6 +41,8 @@ class FrameSender:
             if self._is_over:
                 return
             self._is_over = is_last
+            # Empty frames only carry what follows their sending.
+            frame = self._sealed(frame) if frame else frame
             if self._sent is None:
                 frame = frame[self._sent_at_once(frame) :]
             if frame:

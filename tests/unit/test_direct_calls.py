@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import os
 import signal
@@ -22,7 +23,14 @@ from coordinator.runtime.runtime import Runtime
 from statefleet.reads import sources
 from statefleet.reads.sources import DirectClient
 from store_actors.connections import direct_calls
-from store_actors.connections.direct_calls import DirectAddress, DirectServer
+from store_actors.connections.direct_calls import (
+    TASK,
+    DirectAddress,
+    DirectMessages,
+    DirectServer,
+    MessageBytes,
+    connect,
+)
 from tests.clocks import LaterClock, until
 
 KEY = bytes(range(32))
@@ -38,7 +46,12 @@ class EchoActor:
 
     def listening(self, proof_s: float = 5.0) -> DirectServer:
         """Return another server of its own."""
-        return DirectServer("127.0.0.1", KEY, self.answer, Runtime(), proof_s=proof_s)
+        return DirectServer("127.0.0.1", KEY, self.answer, self.serve_task, Runtime(), proof_s=proof_s)
+
+    def serve_task(self, messages: DirectMessages) -> None:
+        """Send what the task sends back, in reverse."""
+        with io.BufferedReader(MessageBytes(messages)) as source, messages.own_socket() as task:
+            task.sendall(messages.sealed(source.read()[::-1]))
 
     def answer(self, request: bytes) -> bytes:
         self.requests.append(request)
@@ -109,6 +122,24 @@ def test_a_call_that_fails_is_left_to_ray_and_does_not_end_the_others(
     until(lambda: "a call failed" in caplog.text)
     assert caller.ask(b"y") == b"yy"
     until(lambda: actor.direct._connected == 1)
+
+
+def test_a_task_has_a_connection_of_its_own_for_as_long_as_it_likes(
+    actor: EchoActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_calls, "_MOST", 1)
+    tasks = []
+    for number in range(3):
+        # The next one is let in once this one is known for a task.
+        until(lambda: actor.direct._connected == 0)
+        tasks.append(connect(actor.direct.address, 5))
+        for part in (TASK, b"ab", b"", bytes(100_000), b"%d" % number):
+            tasks[number].send(part)
+    for number, task in enumerate(tasks):
+        with task.own_socket() as connected:
+            connected.shutdown(socket.SHUT_WR)
+        assert task.receive() == b"%d" % number + bytes(100_000) + b"ba"
+        task.close()
 
 
 def test_callers_without_the_key_are_not_answered(actor: EchoActor) -> None:

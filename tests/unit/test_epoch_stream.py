@@ -22,6 +22,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import OperatorTask
 from store_actors.connections.epoch_stream import EpochServer
+from store_actors.connections.sender import FrameSender
 from store_actors.engine import unsafe_rows
 from store_actors.epochs.functions import FunctionRuns
 from store_actors.epochs.runs import EpochRuns, RunRequest
@@ -55,7 +56,7 @@ class Task:
                 other,
                 other.makefile("rb") as source,
             ):
-                server.serve(facts, operator, source, other)
+                server.serve(facts, operator, source, FrameSender(other, server.runtime))
 
         self._thread = Thread(target=serve, daemon=True)
         self._thread.start()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 from contextlib import closing
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from threading import Thread
@@ -15,6 +17,7 @@ import pytest
 
 from coordinator.model.errors import FencedError, InvalidRequestError, OperationOutOfOrderError, StoreUnavailableError
 from coordinator.runtime.runtime import Runtime
+from store_actors.connections.direct_calls import DirectServer
 from store_actors.connections.epoch_stream import EpochServer
 from store_actors.connections.function_stream import (
     PIECE,
@@ -24,7 +27,8 @@ from store_actors.connections.function_stream import (
     read_frame,
     written,
 )
-from store_actors.connections.hand_over import HandOverServer, address_of
+from store_actors.connections.hand_over import HandOverServer, address_of, serve_remote_task
+from store_actors.connections.sender import FrameSender
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.functions import FunctionRuns, FunctionShard
 from store_actors.epochs.shard import Piece
@@ -129,7 +133,7 @@ def test_what_a_worker_sends_answers_the_tasks_until_it_fails() -> None:
     store, remote = socket.socketpair()
     remote.settimeout(20)
     shard, _, first, _ = shard_of_two_tasks()
-    connection, ended = WorkerConnection(store, Runtime(), Process()), list[str]()
+    connection, ended = WorkerConnection(FrameSender(store, Runtime()), Process()), list[str]()
     thread = Thread(target=lambda: ended.append(connection.serve(shard, store.makefile("rb"))))
     thread.start()
     source = remote.makefile("rb")
@@ -154,16 +158,23 @@ def test_what_a_worker_sends_answers_the_tasks_until_it_fails() -> None:
     remote.close()
 
 
-def test_a_worker_calls_the_store_actor_while_pieces_come(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_near", [True, False])
+def test_a_worker_calls_the_store_actor_while_pieces_come(tmp_path: Path, is_near: bool) -> None:
     runtime, process, link = Runtime(), Process(), Link()
     functions = FunctionRuns(runtime.threads)
     # No operator is served.
     epochs = EpochServer(None, functions, StoreMetrics(), runtime, lambda: None, process)  # type: ignore[arg-type]
     sockets = f"{tmp_path}/private/"
-    HandOverServer(address_of(sockets, "host", 0), lambda *_: None, epochs.serve, runtime)
+    direct = None
+    if is_near:
+        HandOverServer(address_of(sockets, "host", 0), lambda *_: None, epochs.serve, runtime)
+    else:
+        serve = partial(serve_remote_task, serve_epochs=epochs.serve, runtime=runtime)
+        server = DirectServer("127.0.0.1", bytes(32), lambda call: call, serve, runtime)
+        direct = {"host": "127.0.0.1", "port": server.address.port, "key": base64.b64encode(bytes(32)).decode()}
     batch = {"run_id": "run", "batch_id": 5}
     asked = {"is_worker": True, "state": "s", "batch": batch, "tasks": 1, "shards": [0]}
-    with closing(FunctionConnection(sockets, "host", 0, asked)) as connection:
+    with closing(FunctionConnection(sockets, "host", 0, direct, asked)) as connection:
         request = KeyedFleet().request(0)
         assert connection.call("open_update", request) == ("session 0", 0)
         (shard,) = functions.shards("s", "run", 5, 1, [0], link).values()
@@ -201,7 +212,7 @@ def test_a_worker_does_not_talk_to_a_store_actor_of_another_release(tmp_path: Pa
     sockets = f"{tmp_path}/private/"
     address = Path(address_of(sockets, "host", 0))
     address.parent.mkdir(mode=0o700)
-    for written_format in ("6", "8"):
+    for written_format in ("7", "9"):
         address.write_text(f"{os.getpid()} {written_format} cw==")
         with pytest.raises(StoreUnavailableError, match="is of another release"):
-            FunctionConnection(sockets, "host", 0, {})
+            FunctionConnection(sockets, "host", 0, None, {})

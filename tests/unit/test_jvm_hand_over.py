@@ -166,7 +166,7 @@ def test_a_text_of_any_size_goes_there_and_comes_back(
 class Strange:
     """A store actor's socket that takes connections one by one, and does with each what the next of some functions does."""
 
-    def __init__(self, sockets: str, *serve: Callable[[socket.socket], None], facts: str = "{pid} 7 cw==") -> None:
+    def __init__(self, sockets: str, *serve: Callable[[socket.socket], None], facts: str = "{pid} 8 cw==") -> None:
         address = Path(address_of(sockets, HOST))
         address.parent.mkdir(mode=0o700)
         self._listening = socket.socket(socket.AF_UNIX)

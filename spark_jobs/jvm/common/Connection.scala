@@ -35,9 +35,6 @@ class Lost(what: String, cause: Throwable = null)
  */
 class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
   extends ReadableByteChannel {
-  /** Raised with each change of what is sent (_FORMAT in store_actors/connections/hand_over.py). */
-  private final val Format = 7
-
   private final val ProofBytes = 32
 
   /** Milliseconds between checks whether the task was cancelled, if nothing interrupts it. */
@@ -64,12 +61,8 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
 
   private def connect(): Unit = {
     val (process, secret) = SocketFolder.factsOf(address).split(" ") match {
-      case Array(process, format, secret, _*) if format == Format.toString => (process, secret)
-      case _ =>
-        throw new IllegalStateException(
-          "the fleet was started by another release of Statefleet than this query, and the two cannot talk; nothing " +
-            "of this batch was lost; use the release that started it, or stop its queries and run `statefleet stop` " +
-            s"with that one, and start the queries with this [socket=`$address`]")
+      case Array(process, format, secret, _*) if format == Connection.Format => (process, secret)
+      case _ => throw Connection.anotherRelease(address.toString)
     }
     if (!channel.connect(UnixDomainSocketAddress.of(s"$address.$process"))) {
       throw new ConnectException("too many connections wait to be taken")
@@ -201,6 +194,16 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
     channel.close()
     selector.close()
   }
+}
+
+object Connection {
+  /** Raised with each change of what is sent (FORMAT in store_actors/connections/hand_over.py). */
+  final val Format = "8"
+
+  def anotherRelease(address: String) = new IllegalStateException(
+    "the fleet was started by another release of Statefleet than this query, and the two cannot talk; nothing " +
+      "of this batch was lost; use the release that started it, or stop its queries and run `statefleet stop` " +
+      s"with that one, and start the queries with this [socket=`$address`]")
 }
 
 /**

@@ -2,7 +2,7 @@ package org.apache.spark.sql.statefleet
 
 import java.io.ByteArrayInputStream
 import java.nio.ByteBuffer
-import java.nio.channels.{Channels, SelectionKey, Selector, SocketChannel}
+import java.nio.channels.{ByteChannel, Channels, SelectionKey, Selector, SocketChannel}
 import java.nio.charset.StandardCharsets.UTF_8
 import org.apache.arrow.vector.VectorSchemaRoot
 import org.apache.arrow.vector.ipc.ArrowStreamWriter
@@ -17,13 +17,13 @@ import org.apache.spark.unsafe.Platform
 import org.apache.spark.util.NextIterator
 
 /**
- * What the tasks of an operator do in a continuous query: each sends its rows to the store actors of its node in small
- * pieces, and gets what they emit (store_actors/connections/epoch_stream.py is the other side).
+ * What the tasks of an operator do in a continuous query: each sends its rows to the store actors in small pieces, and
+ * gets what they emit (store_actors/connections/epoch_stream.py is the other side).
  *
  * Spark has a task compute its rows again in each epoch; what is here stays for all of them.
  *
  * @param batch The run's first epoch, in JSON.
- * @param shards The shards of each store actor of the node, by its number.
+ * @param shards The shards of each store actor.
  * @param routes The route of each shard.
  * @param tasks How many tasks there are.
  * @param inputType The columns of rows before the route.
@@ -32,7 +32,7 @@ case class EpochWork(
     sockets: String,
     operator: Array[Byte],
     batch: String,
-    shards: Seq[(Int, Array[Int])],
+    shards: Seq[(Place, Array[Int])],
     routes: Array[Int],
     tasks: Int,
     inputType: StructType,
@@ -98,8 +98,15 @@ private class ShardPartition(override val index: Int) extends Partition
  */
 class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, host: String) {
   val selector: Selector = Selector.open()
-  val streams: Array[PieceStream] = work.shards.map { case (actor, shards) =>
-    new PieceStream(this, shards, SocketFolder.connected(work.sockets, host, actor, context).released())
+  val streams: Array[PieceStream] = work.shards.map { case (place, shards) =>
+    directOf(place) match {
+      case Some(address) =>
+        val channel = SealedChannel.connected(address)
+        new PieceStream(this, shards, channel.socket, channel)
+      case None =>
+        val channel = SocketFolder.connected(work.sockets, place.host, place.actor, context).released()
+        new PieceStream(this, shards, channel, channel)
+    }
   }.toArray
   private val routeColumn = work.inputType.length
 
@@ -141,15 +148,23 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   /** Why the input is not read, or the user's function is not called, any more. */
   @volatile private var failure: Throwable = _
 
+  /** Where this task finds a store actor of another node; None for one of its own. */
+  private def directOf(place: Place): Option[DirectAddress] = place.direct.filter(_ => place.host != host)
+
   def check(): Unit = if (failure != null) throw failure
 
   /** Has the user's function called, on a thread and in a Python worker for each shard whose results leave by this task. */
   def call(calls: RDD[InternalRow]): Unit = {
     val batch = Driver.json.readValue(work.batch, classOf[Map[String, Any]])
-    for ((actor, shards) <- work.shards; shard <- shards if shard % work.tasks == number) {
+    for ((place, shards) <- work.shards; shard <- shards if shard % work.tasks == number) {
       val asked = Map[String, Any](
         "is_worker" -> true, "state" -> work.state, "batch" -> batch, "tasks" -> work.tasks, "shards" -> Seq(shard))
-      val where = Map[String, Any]("sockets" -> work.sockets, "host" -> host, "actor" -> actor, "request" -> asked)
+      val where = Map[String, Any](
+        "sockets" -> work.sockets,
+        "host" -> place.host,
+        "actor" -> place.actor,
+        "direct" -> directOf(place),
+        "request" -> asked)
       val header = Driver.json.writeValueAsString(batch ++ Map[String, Any]("shard" -> shard, "worker" -> where))
       start(s"statefleet-function-$number-$shard") {
         EpochTask.call.set(header)
@@ -345,11 +360,15 @@ private class EpochRows(task: EpochTask, epoch: Long) extends NextIterator[Inter
   override protected def close(): Unit = ()
 }
 
-/** The frames of one connection. */
-class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChannel) {
+/**
+ * The frames of one connection.
+ *
+ * @param channel What they are sent to and received from, by way of the socket.
+ */
+class PieceStream(task: EpochTask, val shards: Array[Int], socket: SocketChannel, channel: ByteChannel) {
   import PieceStream._
 
-  private val key = channel.register(task.selector, SelectionKey.OP_READ)
+  private val key = socket.register(task.selector, SelectionKey.OP_READ)
   private val (inputType, outputType) = (task.work.inputType, task.work.outputType)
   private val pieces = shards.map(shard => shard -> new PieceRows(inputType)).toMap
   private val out = new Request
@@ -425,13 +444,22 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
   }
 
   /** Sends what the other side takes at once. */
-  def send(): Unit = if (!out.isSent) {
-    out.sendTo(channel)
-    if (out.isSent) out.forget()
+  def send(): Unit = {
+    if (!out.isSent) {
+      out.sendTo(channel)
+      if (out.isSent) out.forget()
+    }
+    flushing.foreach(_.flush())
   }
 
+  /** Where a message may wait to be sent on. */
+  private val flushing = Option(channel).collect { case sealing: SealedChannel => sealing }
+
   /** Has the selector wait for what is of use. */
-  def ask(): Unit = key.interestOps(SelectionKey.OP_READ | (if (out.isSent) 0 else SelectionKey.OP_WRITE))
+  def ask(): Unit = {
+    val isSent = out.isSent && flushing.forall(_.isFlushed)
+    key.interestOps(SelectionKey.OP_READ | (if (isSent) 0 else SelectionKey.OP_WRITE))
+  }
 
   /** Receives what is there, and returns whether that was anything; rows that were given out are not valid any more. */
   def receive(): Boolean = {

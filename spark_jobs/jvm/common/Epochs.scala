@@ -209,7 +209,7 @@ class EpochRun(
     val conf = execution.sparkSession.sessionState.conf
     if (!conf.contains(EpochRun.PollInterval)) conf.setConfString(EpochRun.PollInterval, EpochRun.PollMs)
     EpochRun.begun(this)
-    Driver.ask[Array[Place]]("place", ofShards(firstEpoch) + ("cores" -> cores))
+    Driver.ask[Array[Place]]("place", ofShards(firstEpoch) ++ Map("cores" -> cores, "connect_directly" -> true))
   }
 
   /**
@@ -413,19 +413,15 @@ case class EpochHandOverExec(
     copy(child = newChildren.head, calls = newChildren.tail.headOption)(run)
 
   override protected def doExecute(): RDD[InternalRow] = {
-    val places = run.begin(Executors.coresByHost(sparkContext))
-    val hosts = places.map(place => Option(place).map(_.host)).distinct
-    if (hosts.length > 1 || hosts.contains(None)) {
-      throw new IllegalStateException(
-        "a continuous query runs on one node, with its shards, and these are on several, or on none; nothing was " +
-          s"started; run it with executors on one node, or without trigger(continuous=..) [state=`${facts.state}`]")
-    }
+    val cores = Executors.coresByHost(sparkContext)
+    val places = run.begin(cores)
+    checkReachable(places, cores)
     val rows = child.execute()
     val work = EpochWork(
       facts.sockets.get,
       operator.getBytes(UTF_8),
       run.description,
-      places.indices.toArray.groupBy(places(_).actor).toSeq.sortBy(_._1),
+      places.indices.toArray.groupBy(places(_)).toSeq.sortBy(_._2.head),
       Shards.routes(places.length),
       rows.getNumPartitions,
       StructType(child.schema.init),
@@ -436,5 +432,21 @@ case class EpochHandOverExec(
     // Spark prepares what a job depends on for its way to tasks; this is no part of it.
     called.foreach(_.partitions)
     new EpochRDD(rows, work, called)
+  }
+
+  /** Raises an error unless a task of every executor can connect to the store actors of all shards. */
+  private def checkReachable(places: Array[Place], cores: Map[String, Int]): Unit = {
+    if (places.isEmpty || places.contains(null)) {
+      throw new IllegalStateException(
+        "no store actor has the shards of a continuous query; nothing was started; see the driver's log for why, and " +
+          s"start the query again [state=`${facts.state}`]")
+    }
+    val hosts = cores.keySet ++ places.map(_.host)
+    if (hosts.size > 1 && places.exists(_.direct.isEmpty)) {
+      throw new IllegalStateException(
+        "the executors and shards of a continuous query are on several nodes, and store actors take connections of " +
+          "their own node only, as Ray has TLS, or as nothing can be listened to; nothing was started; run it with " +
+          s"executors on one node, or without trigger(continuous=..) [state=`${facts.state}`]")
+    }
   }
 }

@@ -157,8 +157,13 @@ object Shards {
   }
 }
 
-/** Where a shard is: a host, and the number of a store actor there. */
-case class Place(host: String, actor: Int)
+/**
+ * Where a shard is.
+ *
+ * @param actor The number of a store actor on the host.
+ * @param direct Where tasks of other nodes find it, if that was asked for.
+ */
+case class Place(host: String, actor: Int, direct: Option[DirectAddress] = None)
 
 /**
  * What the shards did in a batch.
