@@ -68,7 +68,8 @@ _READ = {
     "RAY_TMPDIR": ("`statefleet doctor`", "where Ray's session folder is, and so what is spilled without a `spill_dir`"),
     "RAY_worker_niceness": ("`start_session`, `connect`", "how much the processes of a local Ray give way to other programs"),
     "RAY_USE_TLS": ("store actors",
-                    "set for Ray: look-ups then use Ray's calls; direct [connections](live-state.md#what-it-costs) are not encrypted"),
+                    "set for Ray: look-ups then use Ray's calls, and continuous queries run on one node; direct "
+                    "[connections](live-state.md#what-it-costs) are not encrypted"),
     "SPARK_HOME": ("`statefleet doctor`", "it warns if this is set: Spark of the installed `pyspark` is the one to run"),
     "STATEFLEET_DASHBOARD_TOKEN": ("the dashboard, on the head",
                                    "token that [viewers](dashboard.md#who-may-look) need, 16 characters or more"),

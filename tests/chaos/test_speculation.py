@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from benchmarks.nodes import ray_nodes, session_on
 from statefleet.fleet import Fleet, connect
+from tests.cluster.nodes import ray_nodes, session_on
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
-from benchmarks.nodes import WORKERS, ray_nodes, session_on
 from statefleet.fleet import Fleet, connect
 from tests.cluster.counting_query import ClusterQuery
+from tests.cluster.nodes import WORKERS, ray_nodes, session_on
 from tests.conftest import NewUri
 
 

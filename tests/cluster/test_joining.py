@@ -14,8 +14,8 @@ from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from benchmarks.nodes import WORKERS, add_worker
 from tests.cluster.counting_query import ClusterQuery
+from tests.cluster.nodes import WORKERS, add_worker
 
 JOINING = "127.0.0.5"
 

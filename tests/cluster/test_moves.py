@@ -9,9 +9,9 @@ import pytest
 import ray
 
 import statefleet as sf
-from benchmarks.nodes import WORKERS
 from statefleet.fleet import Fleet
 from tests.cluster.counting_query import ClusterQuery, address_of
+from tests.cluster.nodes import WORKERS
 from tests.integration.counting_query import query_of
 
 

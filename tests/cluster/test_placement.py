@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from benchmarks.nodes import WORKERS
 from statefleet.fleet import Fleet
 from tests.cluster.counting_query import address_of
+from tests.cluster.nodes import WORKERS
 from tests.integration.counting_query import query_of
 from tests.integration.streams import Feed, Run
 

@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
-from benchmarks.nodes import add_worker
 from coordinator.service.calls import RayActors
 from statefleet.fleet import Fleet, connect
 from store_actors.actor.deploy import store_metrics
 from tests.clocks import until
 from tests.cluster.counting_query import ClusterQuery, address_of
+from tests.cluster.nodes import add_worker
 from tests.conftest import NewUri
 
 REPLACEMENT = "127.0.0.6"

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.service.coordinator import Coordinator
-from coordinator.storage.memory import MemoryObjectStore
+from tests.memory_store import MemoryObjectStore
 from tests.simulation.event_loop import SimulatedLoop
 from tests.simulation.keyed import Workload
 from tests.simulation.scheduler import Violation

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from coordinator.model.errors import CommitUnknownError, StorageUnavailableError
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
+from tests.memory_store import MemoryObjectStore
 from tests.simulation.scheduler import Crashed, Scheduler
 
 Result = TypeVar("Result")

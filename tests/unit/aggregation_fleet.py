@@ -21,12 +21,12 @@ from coordinator.model.load_plans import InstancePlans, LoadPlan, LoadPlans
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.lease_plans import stay_else_local
-from coordinator.storage.memory import MemoryObjectStore
 from store_actors.epochs.folding import Emitted, emitted_table
 from store_actors.epochs.shard import Piece
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
+from tests.memory_store import MemoryObjectStore
 from tests.unit.ledger_harness import FakeFleetView
 
 SCHEMA = StateSchema(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from coordinator.storage.memory import MemoryObjectStore
+from tests.memory_store import MemoryObjectStore
 from tests.unit.damages import StoredSurvey, copied, rows_of_versions, rows_or_error, taken_from
 from tests.unit.running_fleet import RunningFleet, RunningQuery
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from coordinator.model.errors import StateStoreError
-from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
+from tests.memory_store import MemoryObjectStore
 from tests.unit.damages import (
     DAMAGES,
     ERROR,

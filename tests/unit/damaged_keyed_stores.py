@@ -11,8 +11,8 @@ import pyarrow as pa
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages.requests import OpenRequest, StoreSpec
+from tests.memory_store import MemoryObjectStore
 from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.damages import StoredSurvey, copied, rows_or_error, state_in, taken_from
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet

@@ -11,11 +11,11 @@ from typing import Any
 
 from coordinator.model.errors import StateStoreError
 from coordinator.runtime.runtime import Runtime
-from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.fleet import LiveFleet
 from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
 from statefleet.reads.verify import check_files, files_of
+from tests.memory_store import MemoryObjectStore
 
 #: Begins the text that stands for an error instead of rows.
 ERROR = "error: "

@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from coordinator.model.identities import StateStoreId, TaskIdentity
 from coordinator.model.schema import Field
-from coordinator.storage.memory import MemoryObjectStore
 from store_actors.keyed.update_handle import UpdateHandle
 from store_actors.messages.requests import OpenRequest, StoreSpec, Transfer
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
+from tests.memory_store import MemoryObjectStore
 from tests.unit.aggregation_fleet import LocalCoordinator
 
 COUNTS = StoreSpec("default", (Field("k", "string"),), (Field("n", "int64"),))

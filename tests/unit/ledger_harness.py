@@ -18,7 +18,7 @@ from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.stored_json import from_json
 from coordinator.placement.lease_plans import stay_else_local
-from coordinator.storage.memory import MemoryObjectStore
+from tests.memory_store import MemoryObjectStore
 
 ROOT = "memory:///clicks"
 #: Shards of a query (:class:`LedgerQuery`).

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
+from tests.memory_store import MemoryObjectStore
 
 
 class ObservedObjectStore(MemoryObjectStore):

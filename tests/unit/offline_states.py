@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.state import LiveState
 from store_actors.engine.spark_hash import shards_of
+from tests.memory_store import MemoryObjectStore
 from tests.unit.aggregation_fleet import AggregationFleet
 from tests.unit.damages import state_in
 from tests.unit.keyed_fleet import KeyedFleet

@@ -17,10 +17,10 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from coordinator.runtime.runtime import Runtime
-from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages.requests import ApplyRequest
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
+from tests.memory_store import MemoryObjectStore
 from tests.unit.rescaled_query import SUMS, random_sums, row_counts, rows_of_shard
 from tests.unit.service_harness import HERE, QueriedCoordinator
 

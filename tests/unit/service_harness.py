@@ -19,8 +19,8 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import MachineClock, Runtime, now_ms
 from coordinator.service.coordinator import Coordinator
-from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
+from tests.memory_store import MemoryObjectStore
 from tests.unit.ledger_harness import actor, entry
 from tests.unit.observed_objects import ObservedObjectStore
 

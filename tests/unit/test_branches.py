@@ -12,8 +12,8 @@ from coordinator.ledger.branches import Branch
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import InvalidRequestError, StateMismatchError, VersionNotFoundError
-from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
+from tests.memory_store import MemoryObjectStore
 from tests.unit.ledger_harness import snapshot_of
 from tests.unit.service_harness import CREATED, GRACE_S, QueriedCoordinator, two_coordinators
 

@@ -18,8 +18,8 @@ from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.leases import Lease
 from coordinator.runtime.runtime import MachineThreads
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
+from tests.memory_store import MemoryObjectStore
 from tests.unit.ledger_harness import ROOT, actor, data_of, entry, snapshot_of
 from tests.unit.observed_objects import ObservedObjectStore
 

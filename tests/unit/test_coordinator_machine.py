@@ -32,7 +32,7 @@ from coordinator.model.identities import DEFAULT_STORE, ActorLocation, ShardKey
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.stored_json import from_json
 from coordinator.placement.lease_plans import stay_else_local
-from coordinator.storage.memory import MemoryObjectStore
+from tests.memory_store import MemoryObjectStore
 from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, data_of, entry, snapshot_of, task
 
 STORES = (DEFAULT_STORE, "names")

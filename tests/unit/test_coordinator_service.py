@@ -14,8 +14,8 @@ from coordinator.model.identities import StateStoreId, StateStoreProviderId
 from coordinator.model.maintenance import Maintenance
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.policies import ActorSlot
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.telemetry.drivers import DriverReport, ExecutorState, LongBatch
+from tests.memory_store import MemoryObjectStore
 from tests.unit.ledger_harness import ROOT, actor
 from tests.unit.observed_objects import ObservedObjectStore
 from tests.unit.service_harness import METADATA, QueriedCoordinator

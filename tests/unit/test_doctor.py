@@ -15,12 +15,12 @@ from packaging.specifiers import SpecifierSet
 
 from coordinator.service import deploy
 from coordinator.storage.local import LocalObjectStore
-from coordinator.storage.memory import MemoryObjectStore
 from statefleet.commands.output import WIDTH
 from statefleet.commands.upkeep import report
 from statefleet.doctor import cluster, machine, storage
 from statefleet.doctor.findings import Finding, Outcome, run_apart
 from tests.code_blocks import ROOT
+from tests.memory_store import MemoryObjectStore
 
 OK, WARNING, WRONG = Outcome
 

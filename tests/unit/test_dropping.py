@@ -22,8 +22,8 @@ from coordinator.model.errors import (
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.stored_json import FORMAT
 from coordinator.service.coordinator import Coordinator
-from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of, state_names
+from tests.memory_store import MemoryObjectStore
 from tests.unit.service_harness import CREATED, QueriedCoordinator
 
 

@@ -19,12 +19,12 @@ from coordinator.model.identities import StateStoreId
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import FORMAT
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.uris import open_object_store
 from statefleet.reads.fleet import attach
 from statefleet.reads.verify import check_files, files_of, state_names
 from store_actors.engine.versions import Change
 from store_actors.serving.files import decode_file, encode_delta, identity_in_state
+from tests.memory_store import MemoryObjectStore
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator, counts, filled
 from tests.unit.damages import copied
 from tests.unit.running_fleet import RunningFleet, RunningQuery

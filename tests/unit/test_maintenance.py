@@ -18,9 +18,9 @@ from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.load_plans import LoadPlan, LoadPlans
 from coordinator.model.maintenance import Maintenance
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from tests.clocks import LaterClock
+from tests.memory_store import MemoryObjectStore
 from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
 

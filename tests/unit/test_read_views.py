@@ -23,7 +23,7 @@ from coordinator.model.identities import PYTHON_QUERY_ID, TaskIdentity
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
-from coordinator.storage.memory import MemoryObjectStore
+from tests.memory_store import MemoryObjectStore
 from tests.unit.observed_objects import ObservedObjectStore
 
 SCHEMA = StateSchema((Field("k", "int32"),), (), (), None, None, "update")

@@ -14,10 +14,10 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CommitUnknownError, InvalidRequestError, StateStoreError, StorageUnavailableError
 from coordinator.storage import remote as remote_storage
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.probe import probe
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
+from tests.memory_store import MemoryObjectStore
 from tests.unit.s3_with_faults import ACCESS_KEY, DROP_AFTER, DROP_BEFORE, SECRET_KEY, FaultyS3, faulty_s3
 
 URI = "s3://bucket/prefix"

@@ -17,7 +17,7 @@ from coordinator.model.errors import (
     StateReplacedError,
     StateStoreError,
 )
-from coordinator.storage.memory import MemoryObjectStore
+from tests.memory_store import MemoryObjectStore
 from tests.unit.damages import ERROR, copied, named_by_verify, rows_or_error, state_in
 from tests.unit.running_fleet import RunningFleet, RunningQuery
 

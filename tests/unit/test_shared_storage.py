@@ -20,11 +20,11 @@ from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.local import LocalObjectStore
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.probe import ProbeResult, StorageProof, prove_shared
 from coordinator.storage.protocol import ObjectStore
 from store_actors.actor.store_actor import StoreProcess
 from store_actors.messages.requests import OpenRequest
+from tests.memory_store import MemoryObjectStore
 from tests.unit.observed_objects import ObservedObjectStore
 
 URI = "file:///var/lib/statefleet"

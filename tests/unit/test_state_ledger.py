@@ -36,8 +36,8 @@ from coordinator.model.stored_json import from_json
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_plans import stay_else_local
 from coordinator.service.active_instances import ActiveInstances
-from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
+from tests.memory_store import MemoryObjectStore
 from tests.unit.ledger_harness import (
     ROOT,
     FakeFleetView,

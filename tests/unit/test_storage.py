@@ -14,12 +14,12 @@ from coordinator.model.errors import CredentialsNeededError, InvalidRequestError
 from coordinator.runtime.runtime import MachineClock
 from coordinator.storage.actor_store import ForwardedCredentialsStore, StorageStats
 from coordinator.storage.local import LocalObjectStore
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.options import Secrets, StorageOptions, split_options
 from coordinator.storage.probe import probe
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.remote import RemoteObjectStore
 from coordinator.storage.uris import normalize_uri, open_object_store, open_store_in_actor
+from tests.memory_store import MemoryObjectStore
 from tests.unit.observed_objects import ObservedObjectStore
 
 URI = "s3://bucket/prefix"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from coordinator.model.maintenance import Maintenance
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.telemetry.drivers import DriverReport
+from tests.memory_store import MemoryObjectStore
 from tests.unit.service_harness import QueriedCoordinator
 
 

@@ -18,8 +18,8 @@ from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import FORMAT
 from coordinator.placement.lease_plans import stay_else_local
-from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
+from tests.memory_store import MemoryObjectStore
 from tests.unit.ledger_harness import FakeFleetView, actor, entry, task
 
 SCHEMA = StateSchema((Field("k0", "int32"),), (), (), None, None, "update")
