@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from store_actors.engine.arrays import Bytes, Slots, Words
+from store_actors.engine.arrays import Bytes, Slots, Words, distinct
 from store_actors.engine.layout import RowLayout
 from store_actors.engine.lists import ListPool
 from store_actors.engine.memory import Memory
@@ -74,7 +74,7 @@ class FrozenRows(Iterator[Words]):
     def keep(self, slots: Slots) -> None:
         """Copy the slots that the snapshot has not emitted. Call it before they are changed."""
         slots = slots[(slots >= self._position) & (slots < len(self._remaining))]
-        slots = np.unique(slots[self._remaining[slots] != 0])
+        slots = distinct(slots[self._remaining[slots] != 0])
         if len(slots):
             self._kept.append(self._table.memory.kept(self._table.taken(slots)))
             self._remaining[slots] = 0

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from coordinator.model.schema import ROW_COLUMN, StateSchema
 from store_actors.engine import index_kernels, row_kernels
-from store_actors.engine.arrays import Mask, Slots, Words
+from store_actors.engine.arrays import Mask, Slots, Words, distinct
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot, all_words
 from store_actors.engine.memory import HEAP, new_index
@@ -154,7 +154,7 @@ class VersionView:
             candidates = np.flatnonzero(of_rows[:, 0] == key[0]) if len(key) else np.arange(len(rows))
             is_same = (of_rows[candidates] == key).all(axis=1) & (rows[candidates, 0] & mask == null)
             matches.append(candidates[is_same])
-        return np.unique(np.concatenate(matches))
+        return distinct(np.concatenate(matches))
 
     def __len__(self) -> int:
         slots, extra = self.everything()

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.model.schema import Field, StateSchema
-from store_actors.engine.arrays import Mask, Slots, Words
+from store_actors.engine.arrays import Mask, Slots, Words, distinct
 from store_actors.engine.expiry_queue import NEVER, ExpiryQueue
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot
@@ -229,7 +229,7 @@ class KeyedTable(VersionedTable):
             nothing = np.empty(0, np.int64)
             return np.concatenate([nothing, *created]), np.concatenate([nothing, *changed])
         created_keys = _joined([part.created for part in step.parts], self.key_end)
-        slots, new = table.find(before), np.unique(table.find(created_keys))
+        slots, new = table.find(before), distinct(table.find(created_keys))
         # A key of the base that was removed and put again is among both; a created one may be gone again.
         in_base = table.memory.zeros(len(table.rows), np.bool_)
         in_base[slots[slots >= 0]] = True
@@ -318,7 +318,7 @@ class KeyedTable(VersionedTable):
         """Return the rows whose due column is at most `limit` now, as words; what is not due is not looked at."""
         self._require_due()
         with self.changing():  # what is found is out of the queue until it is entered again
-            slots = np.unique(self._due_queue.due(limit))
+            slots = distinct(self._due_queue.due(limit))
             rows = self.table.taken(slots)
             times = self._due_times(rows)
             is_due = (rows[:, 0] & LIVE != 0) & (times <= limit)

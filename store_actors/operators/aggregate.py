@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.arrays import Slots, Words, distinct
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot
 from store_actors.engine.pieces import batches
@@ -70,7 +70,7 @@ class _OpenVersion:
         """Return the slots of all groups that were touched, each once."""
         if len(self.touched) == 1:
             return self.touched[0]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *self.touched]))
+        return distinct(np.concatenate([np.empty(0, np.int64), *self.touched]))
 
     def rows_late(self) -> int:
         # Spark counts after it has added up the rows of each group, those of all its map tasks.

@@ -22,7 +22,7 @@ import pyarrow as pa
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import StateSchema
 from coordinator.model.type_names import string_to_type
-from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.arrays import Slots, Words, distinct
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot
 from store_actors.engine.memory import HEAP, Memory
@@ -160,10 +160,10 @@ class JoinShard:
             for indices, _ in self._pairs(index, rows):
                 rows.matched[indices] = True
             return self._alone(0, rows.words[rows.matched]), 0
-        matched_slots = [np.unique(slots) for _, slots in self._pairs(index, rows)]
+        matched_slots = [distinct(slots) for _, slots in self._pairs(index, rows)]
         if not matched_slots:
             return [], 0
-        taken_out = left_side.take_out(np.unique(np.concatenate(matched_slots)))
+        taken_out = left_side.take_out(distinct(np.concatenate(matched_slots)))
         return self._alone(0, taken_out), len(taken_out)
 
     def _pairs(self, index: int, rows: SideRows) -> Iterator[tuple[Slots, Slots]]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
-from store_actors.engine.arrays import Mask, Slots, Words
+from store_actors.engine.arrays import Mask, Slots, Words, distinct
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot
@@ -168,7 +168,7 @@ class JoinSide(MultiTable):
         if self._matched is None:
             return
         word = self._matched.word
-        slots = np.unique(slots[self.table.rows[slots, word] == 0])
+        slots = distinct(slots[self.table.rows[slots, word] == 0])
         older = slots[self.table.rows[slots, self._number].view(np.int64) < self._first_number]
         self._keep(self.table.taken(older))
         self.table.will_change(slots)
