@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+from store_actors.epochs import shard as epoch_shard
 from tests.simulation.continuous import ContinuousDriver
 from tests.simulation.event_time import TimedStream, WindowedStream
 from tests.simulation.held import LastStream, TopStream
@@ -16,6 +19,8 @@ from tests.simulation.streaming import Checkpoint, Offsets, Stream
 from tests.simulation.workload import Entry
 from tests.simulation.world import Outcome, World, run_world
 
+#: Steps at which faults are injected into schedules with event time.
+_FAULTY_STEPS = 3000
 #: Step at which every process that was replaced has ended.
 _HEALED = 6000
 
@@ -67,6 +72,8 @@ class ContinuousWorld(World):
         self._read: set[str] = set()
         self._known_objects = 0
         self.sink = self._new_sink()
+        #: Bytes of held rows after which a piece is answered at the seal.
+        self._most_held_bytes = self.rng.choice((0, 100, epoch_shard.MOST_HELD_BYTES)) if held else None
         self.slow_tasks = self.rng.choice((0.0, 0.3, 0.3))
         self.epoch_steps = self.rng.choice((5, 50, 200))
 
@@ -100,6 +107,11 @@ class ContinuousWorld(World):
                 if self._decided.setdefault(record["batch_id"], end) != end:
                     raise Violation(f"epoch {record['batch_id']} counts with two ends: {end}, {self._decided}")
                 self._decided_by.setdefault(record["batch_id"], record["run_id"])
+
+    def _rate(self, rate: float) -> float:
+        """As of others; with event time for longer, as what a run begins with matters only where others have sealed epochs."""
+        is_faulty = isinstance(self.stream, TimedStream) and self.scheduler.now < _FAULTY_STEPS
+        return rate if is_faulty else super()._rate(rate)
 
     def readable_versions(self) -> int:
         return len(self._look())
@@ -138,8 +150,20 @@ class ContinuousWorld(World):
                     self.scheduler.fault("world", kind, f"in epoch {epoch}: {number}")
 
     def run(self) -> None:
-        super().run()
+        with _holding(self._most_held_bytes):
+            super().run()
         self.sink.check_newest()
+
+
+@contextmanager
+def _holding(most_bytes: int | None) -> Iterator[None]:
+    """Have a shard hold so many bytes of rows before it lets its sources wait; as many as else, if None."""
+    usual = epoch_shard.MOST_HELD_BYTES
+    epoch_shard.MOST_HELD_BYTES = usual if most_bytes is None else most_bytes
+    try:
+        yield
+    finally:
+        epoch_shard.MOST_HELD_BYTES = usual
 
 
 def run_continuous(seed: int, **kind: bool) -> Outcome:

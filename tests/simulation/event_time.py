@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.identities import DEFAULT_STORE
@@ -23,6 +24,8 @@ from tests.simulation.streaming import Offsets, Record, Stream
 from tests.simulation.workload import Entry, Groups, Key, Read, schema_of
 
 _SECOND_US = 1_000_000
+#: Step by which all records are there: late, so that there are epochs after many restarts.
+_LAST_STEPS = (400, 1500, 2800)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +64,24 @@ class TimedStream(Stream):
         bits: dict[str, list[int]] = {}
         for name in sorted({record.name for records in self.source for record in records}):
             bits[name] = rng.sample(range(62), 62)
-        self.source = [self._timed(rng, records, bits) for records in self.source]
+        slower = rng.choice(_LAST_STEPS) / max(1, *(record.at for records in self.source for record in records))
+        self.source = [self._timed(rng, records, bits, slower) for records in self.source]
         self.schema = self._draw_schema(rng)
         self._schemas = [self.schema]
         self._modelled = [Modelled({}, {}, 0, 0)]
 
     @staticmethod
-    def _timed(rng: random.Random, records: Sequence[Record], bits: Mapping[str, list[int]]) -> list[Record]:
-        """Give records times, and marks of their own."""
+    def _timed(
+        rng: random.Random, records: Sequence[Record], bits: Mapping[str, list[int]], slower: float
+    ) -> list[Record]:
+        """Give records times, and marks of their own; they come slower, or faster."""
         now, timed = rng.randint(1, 4), []
         steps = rng.choice(((0, 0, 1), (0, 1, 2), (0, 0, 0, 7)))
         for record in records:
             now += rng.choice(steps)
             time = max(1, now - rng.choice((0, 0, 0, 1, 3, 6)))
-            timed.append(replace(record, time=time, bit=1 << bits[record.name].pop()))
+            mark, at = 1 << bits[record.name].pop(), int(record.at * slower)
+            timed.append(replace(record, time=time, bit=mark, at=at))
         return timed
 
     @abstractmethod
@@ -181,7 +188,8 @@ class WindowedStream(TimedStream):
 
     def _draw_schema(self, rng: random.Random) -> StateSchema:
         self._window_s = rng.choice((1, 2, 4))
-        return schema_of(watermark=True, output_mode="append", whole=False)
+        schema = schema_of(watermark=True, output_mode="append", whole=False)
+        return structs.replace(schema, delay_ms=self.delay_s * 1000)
 
     def end_of(self, record: Record) -> int:
         return (record.time // self._window_s + 1) * self._window_s
