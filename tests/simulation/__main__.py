@@ -13,7 +13,7 @@ from tests.simulation.world import Outcome, run_seed
 #: Kinds of schedules of continuous queries only.
 _CONTINUOUS = {
     "drivers": "other drivers of the query at times",
-    "windows": "event time, and groups that are emitted once they are closed",
+    "windows": "event time, and groups that end",
     "held": "event time, and rows that are held until the seal",
 }
 

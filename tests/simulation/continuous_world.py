@@ -13,7 +13,7 @@ from tests.simulation.event_time import TimedStream, WindowedStream
 from tests.simulation.held import LastStream, TopStream
 from tests.simulation.keyed import Workload
 from tests.simulation.scheduler import Violation
-from tests.simulation.sinks import SealedSink, Sink
+from tests.simulation.sinks import SealedSink, Sink, TimedSink, UpdatedSink
 from tests.simulation.spark import STATE
 from tests.simulation.streaming import Checkpoint, Offsets, Stream
 from tests.simulation.workload import Entry
@@ -33,7 +33,7 @@ class ContinuousWorld(World):
     drivers
         There are other drivers of the query at times.
     windows
-        Its operator has event time, and emits groups once they are closed; without this or the next one it has none.
+        Its operator has event time, and mostly emits groups once they are closed; without this or the next one it has none.
     held
         Its operator has event time, and holds the rows of an epoch until the seal. Nobody reads its state by keys.
 
@@ -82,8 +82,10 @@ class ContinuousWorld(World):
         self.stream = operator(self.rng, self._look)
         return self.stream
 
-    def _new_sink(self) -> Sink | SealedSink:
-        return SealedSink(self.stream, self._look_who) if isinstance(self.stream, TimedStream) else Sink(self.stream)
+    def _new_sink(self) -> Sink | TimedSink:
+        if not isinstance(self.stream, TimedStream):
+            return Sink(self.stream)
+        return (SealedSink if self.stream.is_sealed else UpdatedSink)(self.stream, self._look_who)
 
     def _look_who(self) -> dict[int, str]:
         """Return the runs by which epochs count."""
@@ -142,9 +144,10 @@ class ContinuousWorld(World):
             self._audit_state(f"after epoch {epoch}")
 
     def _note_event_time(self, epoch: int) -> None:
-        """Count epochs in which rows were late, or groups and rows emitted at the seal."""
+        """Count epochs in which rows were late, or results came at the seal, or before."""
         if isinstance(self.stream, TimedStream):
-            happened = {"late": self.stream.late_in(epoch), "emitted_at_seal": len(self.stream.emitted_in(epoch))}
+            how = "emitted_at_seal" if self.stream.is_sealed else "emitted_by_windows"
+            happened = {"late": self.stream.late_in(epoch), how: len(self.stream.emitted_in(epoch))}
             for kind, number in happened.items():
                 if number:
                     self.scheduler.fault("world", kind, f"in epoch {epoch}: {number}")

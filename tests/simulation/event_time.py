@@ -1,4 +1,4 @@
-"""A continuous query with event time: groups in windows that are emitted once they are closed, and the model of its watermark.
+"""A continuous query with event time: groups in windows, which are mostly emitted once they are closed, and the model of its watermark.
 
 Records of a partition come with times that mostly grow, and partitions are ahead of one another. So the watermark, which is that of the
 task that is ahead, leaves records of others late, and a task without records holds nothing back.
@@ -55,7 +55,11 @@ class TimedStream(Stream):
     ----------
     delay_s
         Seconds that the watermark is behind the newest record.
+    is_sealed
+        Whether results come when an epoch is sealed, and not before.
     """
+
+    is_sealed = True
 
     def __init__(self, rng: random.Random, decided: Callable[[], Mapping[int, Offsets]]) -> None:
         super().__init__(rng, decided)
@@ -184,11 +188,13 @@ class TimedStream(Stream):
 
 
 class WindowedStream(TimedStream):
-    """An aggregation in append mode: groups end by their windows."""
+    """An aggregation whose groups end by their windows: in append mode, or in update mode."""
 
     def _draw_schema(self, rng: random.Random) -> StateSchema:
         self._window_s = rng.choice((1, 2, 4))
-        schema = schema_of(watermark=True, output_mode="append", whole=False)
+        mode = rng.choice(("append", "append", "update"))
+        self.is_sealed = mode == "append"
+        schema = schema_of(watermark=True, output_mode=mode, whole=False)
         return structs.replace(schema, delay_ms=self.delay_s * 1000)
 
     def end_of(self, record: Record) -> int:
@@ -209,13 +215,18 @@ class WindowedStream(TimedStream):
         return groups
 
     def _emitted(self, before: Groups, applied: Groups, closed: Groups) -> Groups:
-        return closed
+        return closed if self.is_sealed else changed(before, applied)
 
     def check_result(self, key: tuple[Any, ...], row: Any) -> None:
         n, total, _ = row
         marks = {record.bit for records in self.source for record in records if self.key_of(record) == key}
         if total.bit_count() != n or total & ~sum(marks):
             raise Violation(f"a result counts {n} records of {key}, and these were {total:b}")
+
+
+def changed(before: Groups, after: Groups) -> Groups:
+    """Return the rows that are new, or others than before."""
+    return {key: row for key, row in after.items() if before.get(key) != row}
 
 
 def check_same(subject: str, actual: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:

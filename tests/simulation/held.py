@@ -17,7 +17,7 @@ from coordinator.storage.protocol import ObjectStore
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
-from tests.simulation.event_time import TimedStream, check_same
+from tests.simulation.event_time import TimedStream, changed, check_same
 from tests.simulation.scheduler import Violation
 from tests.simulation.streaming import Record
 from tests.simulation.workload import Entry, Groups, Key, Read
@@ -65,7 +65,7 @@ class HeldStream(TimedStream):
         return {key: rank for keys in first.values() for rank, key in enumerate(keys[: self._n], 1)}
 
     def _emitted(self, before: Groups, applied: Groups, closed: Groups) -> Groups:
-        return {key: rank for key, rank in applied.items() if before.get(key) != rank}
+        return changed(before, applied)
 
     def check_result(self, key: tuple[Any, ...], row: Any) -> None:
         known = {(self.end_of(record), record.name, record.bit) for records in self.source for record in records}

@@ -26,8 +26,8 @@ def test_every_epoch_counts_each_row_once_and_its_results_are_emitted_before() -
         assert outcome.error is None, outcome.report()
         faults += outcome.faults
     assert kinds_of(faults) >= {
-        "emitted_at_seal", "kill", "late", "message", "pause", "read", "rescale_asked", "storage", "task_lost", "tasks_run_again",
-        "zombie"
+        "emitted_at_seal", "emitted_by_windows", "kill", "late", "message", "pause", "read", "rescale_asked", "storage", "task_lost",
+        "tasks_run_again", "zombie"
     }  # fmt: skip
     assert faults["task_lost"] > 100
 
