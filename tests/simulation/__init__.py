@@ -16,7 +16,9 @@ replaced while it sleeps and wakes up later. Nothing waits, and the same seed gi
 
 Of continuous queries, in the same world:
 
-- ``streaming.py``: source, Spark's logs and sink, and the model of them
+- ``streaming.py``: source and Spark's logs, and the model of an aggregation without event time
+- ``event_time.py``, ``held.py``: the models of windows, and of rows that are held until an epoch is sealed
+- ``sinks.py``: what was emitted
 - ``continuous.py``: drivers, runs and epochs; ``epoch_tasks.py``: their tasks
 - ``epoch_connections.py``: what goes on between tasks and shards
 - ``continuous_world.py``: one schedule; ``planted_epochs.py``: bugs that must be found

@@ -10,6 +10,13 @@ from tests.simulation.continuous_world import run_continuous
 from tests.simulation.survey import survey
 from tests.simulation.world import Outcome, run_seed
 
+#: Kinds of schedules of continuous queries only.
+_CONTINUOUS = {
+    "drivers": "other drivers of the query at times",
+    "windows": "event time, and groups that end",
+    "held": "event time, and rows that are held until the seal",
+}
+
 
 def main() -> int:
     """Run what was asked; 1 if a schedule failed."""
@@ -24,12 +31,14 @@ def main() -> int:
     parser.add_argument("--continuous", action="store_true", help="only schedules of continuous queries")
     parser.add_argument("--harsh", action="store_true", help="with --seed: the worst faults there are")
     parser.add_argument("--rescales", action="store_true", help="with --seed: a state that is rescaled")
+    for kind, help_text in _CONTINUOUS.items():
+        parser.add_argument(f"--{kind}", action="store_true", help=f"with --continuous --seed: {help_text}")
     arguments = parser.parse_args()
     if arguments.seed is None:
         seeds = range(arguments.first, arguments.first + arguments.seeds)
         return survey(seeds, arguments.jobs, continuous=arguments.continuous)
     if arguments.continuous:
-        kind = {kind: True for kind in ("harsh", "rescales") if getattr(arguments, kind)}
+        kind = {kind: True for kind in ("harsh", "rescales", *_CONTINUOUS) if getattr(arguments, kind)}
         return replay(run_continuous(arguments.seed, **kind))
     keyed = False if arguments.rescales else None
     return replay(run_seed(arguments.seed, harsh=arguments.harsh, keyed=keyed, rescales=arguments.rescales))

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+from store_actors.epochs import shard as epoch_shard
 from tests.simulation.continuous import ContinuousDriver
+from tests.simulation.event_time import TimedStream, WindowedStream
+from tests.simulation.held import LastStream, TopStream
 from tests.simulation.keyed import Workload
 from tests.simulation.scheduler import Violation
+from tests.simulation.sinks import SealedSink, Sink, TimedSink, UpdatedSink
 from tests.simulation.spark import STATE
-from tests.simulation.streaming import Checkpoint, Offsets, Sink, Stream
+from tests.simulation.streaming import Checkpoint, Offsets, Stream
 from tests.simulation.workload import Entry
 from tests.simulation.world import Outcome, World, run_world
 
+#: Steps at which faults are injected into schedules with event time.
+_FAULTY_STEPS = 3000
 #: Step at which every process that was replaced has ended.
 _HEALED = 6000
 
 
 class ContinuousWorld(World):
     """Everything of one schedule of a continuous query; see :class:`World`.
+
+    Parameters
+    ----------
+    drivers
+        There are other drivers of the query at times.
+    windows
+        Its operator has event time, and mostly emits groups once they are closed; without this or the next one it has none.
+    held
+        Its operator has event time, and holds the rows of an epoch until the seal. Nobody reads its state by keys.
 
     Attributes
     ----------
@@ -32,9 +49,18 @@ class ContinuousWorld(World):
     commit_log: Checkpoint
 
     def __init__(
-        self, seed: int, *, harsh: bool = False, rescales: bool = False, reads: bool = False, drivers: bool = False
+        self,
+        seed: int,
+        *,
+        harsh: bool = False,
+        rescales: bool = False,
+        reads: bool = False,
+        drivers: bool = False,
+        windows: bool = False,
+        held: bool = False,
     ) -> None:
-        super().__init__(seed, harsh=harsh, rescales=rescales, reads=reads)
+        self._operators = (TopStream, LastStream) if held else (WindowedStream if windows else Stream,)
+        super().__init__(seed, harsh=harsh, rescales=rescales, reads=reads and not held)
         self.has_more_drivers = drivers
         if not drivers:
             self.fault_profile = replace(self.fault_profile, second_driver=False)
@@ -42,15 +68,29 @@ class ContinuousWorld(World):
         self.commit_log = Checkpoint()
         #: Ends of the epochs that count, and what was read of the log for that.
         self._decided: dict[int, Offsets] = {}
+        self._decided_by: dict[int, str] = {}
         self._read: set[str] = set()
         self._known_objects = 0
-        self.sink = Sink(self.stream)
+        self.sink = self._new_sink()
+        #: Bytes of held rows after which a piece is answered at the seal.
+        self._most_held_bytes = self.rng.choice((0, 100, epoch_shard.MOST_HELD_BYTES)) if held else None
         self.slow_tasks = self.rng.choice((0.0, 0.3, 0.3))
         self.epoch_steps = self.rng.choice((5, 50, 200))
 
     def _draw_workload(self, has_keyed_stores: bool, further_batches: int) -> Workload:
-        self.stream = Stream(self.rng, self._look)
+        operator = self._operators[0] if len(self._operators) == 1 else self.rng.choice(self._operators)
+        self.stream = operator(self.rng, self._look)
         return self.stream
+
+    def _new_sink(self) -> Sink | TimedSink:
+        if not isinstance(self.stream, TimedStream):
+            return Sink(self.stream)
+        return (SealedSink if self.stream.is_sealed else UpdatedSink)(self.stream, self._look_who)
+
+    def _look_who(self) -> dict[int, str]:
+        """Return the runs by which epochs count."""
+        self._look()
+        return self._decided_by
 
     def _look(self) -> dict[int, Offsets]:
         """Return the ends of the epochs that count, by the state's log."""
@@ -68,6 +108,12 @@ class ContinuousWorld(World):
                 end = tuple(json.loads(record["end"]))
                 if self._decided.setdefault(record["batch_id"], end) != end:
                     raise Violation(f"epoch {record['batch_id']} counts with two ends: {end}, {self._decided}")
+                self._decided_by.setdefault(record["batch_id"], record["run_id"])
+
+    def _rate(self, rate: float) -> float:
+        """As of others; with event time for longer, as what a run begins with matters only where others have sealed epochs."""
+        is_faulty = isinstance(self.stream, TimedStream) and self.scheduler.now < _FAULTY_STEPS
+        return rate if is_faulty else super()._rate(rate)
 
     def readable_versions(self) -> int:
         return len(self._look())
@@ -93,17 +139,40 @@ class ContinuousWorld(World):
         if self.commit_log.ends.get(epoch) not in (None, self._look()[epoch]):
             raise Violation(f"epoch {epoch} is recorded to end at {self.commit_log.ends[epoch]}: {self._look()}")
         self.sink.check_epoch(epoch)
+        self._note_event_time(epoch)
         if self._audits_each_batch:
             self._audit_state(f"after epoch {epoch}")
 
+    def _note_event_time(self, epoch: int) -> None:
+        """Count epochs in which rows were late, or results came at the seal, or before."""
+        if isinstance(self.stream, TimedStream):
+            how = "emitted_at_seal" if self.stream.is_sealed else "emitted_by_windows"
+            happened = {"late": self.stream.late_in(epoch), how: len(self.stream.emitted_in(epoch))}
+            for kind, number in happened.items():
+                if number:
+                    self.scheduler.fault("world", kind, f"in epoch {epoch}: {number}")
+
     def run(self) -> None:
-        super().run()
+        with _holding(self._most_held_bytes):
+            super().run()
         self.sink.check_newest()
+
+
+@contextmanager
+def _holding(most_bytes: int | None) -> Iterator[None]:
+    """Have a shard hold so many bytes of rows before it lets its sources wait; as many as else, if None."""
+    usual = epoch_shard.MOST_HELD_BYTES
+    epoch_shard.MOST_HELD_BYTES = usual if most_bytes is None else most_bytes
+    try:
+        yield
+    finally:
+        epoch_shard.MOST_HELD_BYTES = usual
 
 
 def run_continuous(seed: int, **kind: bool) -> Outcome:
     """Run one schedule of a continuous query; of a kind by the arguments of :class:`ContinuousWorld`, or by the seed."""
     options = "".join([" --continuous", *(f" --{name}" for name, is_wanted in kind.items() if is_wanted)])
     by_seed = {"rescales": seed % 4 == 1, "reads": seed % 4 == 2, "harsh": seed % 4 == 3, "drivers": seed % 3 == 0}
+    by_seed |= {"windows": seed % 5 in (1, 4), "held": seed % 5 == 2}
     kind = kind or by_seed
     return replace(run_world(seed, ContinuousWorld(seed, **kind)), options=options)

@@ -42,10 +42,11 @@ class SentPiece:
 
 @dataclass(frozen=True, slots=True)
 class SentMarker:
-    """The end of an epoch, with the number of rows that each shard was sent in it."""
+    """The end of an epoch, with the number of rows that each shard was sent in it, and the watermark by all that the task has read."""
 
     epoch: int
     rows: Mapping[int, int]
+    watermark_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +188,8 @@ def _take(connection: Connection, link: Link, shards: Mapping[int, Any], task: i
     match connection.take(of_task=False):
         case SentPiece(shard, epoch, rows):
             shards[shard].take(task, epoch, Piece(rows, link))
-        case SentMarker(epoch, rows_by_shard):
+        case SentMarker(epoch, rows_by_shard, watermark_ms):
             for shard, rows in rows_by_shard.items():
-                shards[shard].mark(Marker(task, epoch, rows), link)
+                shards[shard].mark(Marker(task, epoch, rows, watermark_ms), link)
             for shard in rows_by_shard:
                 shards[shard].seal()

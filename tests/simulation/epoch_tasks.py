@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.model.errors import OperationOutOfOrderError, StateMismatchError
+from store_actors.epochs.barrier import NEVER_MS
 from store_actors.epochs.runs import RunRequest
 from tests.simulation.epoch_connections import (
     Answered,
@@ -23,7 +24,7 @@ from tests.simulation.epoch_connections import (
 from tests.simulation.scheduler import Violation
 from tests.simulation.spark import Executor
 from tests.simulation.streaming import Record, by_shard
-from tests.simulation.workload import Groups, groups_of
+from tests.simulation.workload import Groups
 
 if TYPE_CHECKING:
     from tests.simulation.continuous import EpochRun
@@ -68,8 +69,10 @@ class EpochTask:
         self._sent: Counter[int] = Counter()
         #: Shards that have answered the present epoch's marker.
         self._marked = 0
-        #: Results that the sink has not been given.
-        self._results: list[Groups] = []
+        #: The watermark by the rows that were read in the run.
+        self._watermark_ms = NEVER_MS
+        #: Results that the sink has not been given, with the epoch in which they came.
+        self._results: list[tuple[int, Groups]] = []
         self._is_slow = self._rng.random() < self._world.slow_tasks
         self._looks_at = 0
         self._scheduler.spawn(executor, self._work)
@@ -148,8 +151,10 @@ class EpochTask:
 
     def _read(self) -> None:
         count = min(self._available(), self._rng.randint(1, _MOST_ROWS))
-        self._waiting += self._world.stream.source[self.number][self._offset : self._offset + count]
+        records = self._world.stream.source[self.number][self._offset : self._offset + count]
+        self._waiting += records
         self._offset += count
+        self._watermark_ms = max(self._watermark_ms, self._world.stream.watermark_of(records))
         if not self._unanswered:
             self._cut()
 
@@ -171,7 +176,7 @@ class EpochTask:
                     case Answered(rows):
                         self._unanswered -= rows
                     case Emitted(results):
-                        self._results.append(groups_of(results))
+                        self._results.append((self._epoch, self._world.stream.results_of(results)))
                     case Marked(epoch):
                         self._marked += epoch == self._epoch
                     case Failed(error):
@@ -196,8 +201,8 @@ class EpochTask:
     def _flush(self) -> None:
         """Give results to the sink."""
         results, self._results = self._results, []
-        for groups in results:
-            self._world.sink.write(self.run.id, groups)
+        for epoch, groups in results:
+            self._world.sink.write(self.run.id, self.run.first_epoch, epoch, groups)
 
     # -- epochs -------------------------------------------------------------------------------------------------------
 
@@ -208,7 +213,7 @@ class EpochTask:
         self._cut()
         for connection, request in ((self._connections[name], self._requests[name]) for name in self._connections):
             rows = {shard: self._sent[shard] for shard in request.tasks}
-            connection.send(SentMarker(self._epoch, rows), to_task=False)
+            connection.send(SentMarker(self._epoch, rows, self._watermark_ms), to_task=False)
             self._scheduler.pause()
         self._sent.clear()
         while not self._is_answered():

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from msgspec import structs
 
 from coordinator.ledger.history import StateHistory
 from coordinator.ledger.records import BatchFinished
 from coordinator.ledger.state_ledger import StateLedger
+from coordinator.model.leases import Lease
+from coordinator.model.watermarks import Watermarks
 from store_actors.engine.versions import VersionedTable
+from store_actors.epochs import shard as epoch_shard
 from store_actors.epochs.barrier import Barrier, Marker
+from store_actors.epochs.folding import HeldRows
 from store_actors.epochs.shard import EpochShard, Piece, RunTask
+from store_actors.serving.operator_shards import write_of
 from tests.simulation.continuous import EpochRun
 from tests.simulation.epoch_connections import Connection, SentPiece
 from tests.simulation.epoch_tasks import EpochTask
@@ -21,6 +29,8 @@ from tests.simulation.streaming import Checkpoint
 HARSH = {"harsh": True}
 CALM: Mapping[str, bool] = {"harsh": False}
 DRIVERS = {"drivers": True}
+WINDOWS = {"windows": True}
+HELD = {"held": True}
 
 #: What a task that is ahead sent, once it is used.
 _NOTHING: list[Any] = []
@@ -94,6 +104,87 @@ def _waiting_pieces_lost(join: Original, shard: EpochShard, number: int, task: R
     join(shard, number, task)
 
 
+def _watermark_of_one_task(next_epoch: Original, barrier: Barrier[Any]) -> Any:
+    return _with_watermark(next_epoch, barrier, barrier._markers[0].watermark_ms)
+
+
+def _watermark_of_the_last_task(next_epoch: Original, barrier: Barrier[Any]) -> Any:
+    return _with_watermark(next_epoch, barrier, min(marker.watermark_ms for marker in barrier._markers.values()))
+
+
+def _with_watermark(next_epoch: Original, barrier: Barrier[Any], watermark_ms: int) -> Any:
+    barrier._markers = {task: replace(marker, watermark_ms=watermark_ms) for task, marker in barrier._markers.items()}
+    return next_epoch(barrier)
+
+
+def _late_by_an_older_watermark(open_version: Original, shard: EpochShard) -> None:
+    newest, older = shard._watermarks, vars(shard).get("older", shard._watermarks)
+    shard._watermarks = older
+    open_version(shard)
+    shard._watermarks = newest
+    vars(shard)["older"] = newest
+
+
+def _late_by_their_own_watermark(seal: Original, held: HeldRows, watermark_ms: int) -> Any:
+    held._late_ms = watermark_ms
+    return seal(held, watermark_ms)
+
+
+def _closed_by_an_older_watermark(_: Original, shard: EpochShard, watermarks: Watermarks) -> Any:
+    return write_of(shard._shard, shard._folding.seal(shard._watermarks.input_ms), watermarks)
+
+
+def _watermark_begun_anew(begin: Original, shard: EpochShard, *args: Any) -> None:
+    partitions, task, grant, *others = args
+    begin(shard, partitions, task, structs.replace(grant, watermarks=Watermarks()), *others)
+
+
+def _begun_a_version_before(
+    restored: Original, partitions: Any, partition: Any, lease: Lease, run_id: str, base: int, schema: Any
+) -> Any:
+    """Every other lease: a run that begins so commits nothing."""
+    return restored(partitions, partition, lease, run_id, max(base - lease.epoch % 2, 0), schema)
+
+
+class _Withheld:
+    """A task to which the ends of epochs come before their results."""
+
+    def __init__(self, task: RunTask | None) -> None:
+        self._task, self._emitted = task, cast("list[Any]", [])
+
+    def emit(self, results: Any, piece: Piece | None) -> None:
+        self._emitted.append((results, piece))
+
+    def end_epoch(self, epoch: int) -> None:
+        assert self._task is not None
+        self._task.end_epoch(epoch)
+
+    def leave(self) -> None:
+        for results, piece in self._emitted:
+            assert self._task is not None
+            self._task.emit(results, piece)
+
+
+def _results_after_the_commit(seal: Original, shard: EpochShard) -> None:
+    task, submit = shard._sink_task, shard._submit
+    withheld = _Withheld(task)
+
+    def finish_and_leave(finish: Callable[[], None]) -> object:
+        return submit(lambda: (finish(), withheld.leave()))  # type: ignore[arg-type, func-returns-value]
+
+    shard._sink_task, shard._submit = withheld, finish_and_leave  # type: ignore[assignment]
+    try:
+        seal(shard)
+    finally:
+        shard._sink_task, shard._submit = task, submit
+
+
+def _rows_beyond_the_bound_forgotten(fold: Original, shard: EpochShard, piece: Piece) -> None:
+    fold(shard, piece)
+    if piece in shard._unanswered:
+        shard._folding._pieces.pop()  # type: ignore[attr-defined]
+
+
 EPOCH_BUGS: dict[str, Bug] = {
     "a task that is ahead is not held back": Bug(Barrier, "take", _nothing_held_back, CALM),
     "an epoch is sealed before its last task has ended it": Bug(Barrier, "mark", _one_marker_not_waited_for, CALM),
@@ -102,7 +193,7 @@ EPOCH_BUGS: dict[str, Bug] = {
     "what an open version did is kept": Bug(VersionedTable, "abort", _open_version_kept, HARSH),
     "results leave by the task that sent the rows": Bug(EpochShard, "_fold", _results_by_any_task, CALM),
     "the results of other tasks' rows are not waited for": Bug(
-        EpochShard, "mark", _results_of_others_not_waited_for, CALM
+        EpochShard, "mark", _results_of_others_not_waited_for, CALM, first=63
     ),
     "what was sent before the sink's task has joined is lost": Bug(EpochShard, "join", _waiting_pieces_lost, CALM),
     "a task ends an epoch before it is answered": Bug(EpochTask, "_is_answered", lambda _, task: True, CALM),
@@ -127,6 +218,26 @@ EPOCH_BUGS: dict[str, Bug] = {
     ),
     "another run's commits are taken for this one's": Bug(StateHistory, "batch_result", _any_run, HARSH, first=210),
     "replaced runs may commit": Bug(StateLedger, "decide_commits", owners_not_fenced, HARSH),
+    "the watermark is that of one task": Bug(Barrier, "next_epoch", _watermark_of_one_task, WINDOWS),
+    "the watermark waits for tasks without rows": Bug(Barrier, "next_epoch", _watermark_of_the_last_task, WINDOWS),
+    "rows are late by the watermark of the version before the last": Bug(
+        EpochShard, "_open", _late_by_an_older_watermark, WINDOWS
+    ),
+    "held rows are late by the watermark of their own epoch": Bug(HeldRows, "seal", _late_by_their_own_watermark, HELD),
+    "groups are closed by the watermark of the version before": Bug(
+        EpochShard, "_sealed", _closed_by_an_older_watermark, WINDOWS
+    ),
+    "a run begins without the watermark of its version": Bug(EpochShard, "__init__", _watermark_begun_anew, WINDOWS),
+    "a run begins with a version before, and closes its groups again": Bug(
+        epoch_shard, "restored", _begun_a_version_before, WINDOWS, first=9
+    ),
+    "what is emitted at the seal comes after the end of its epoch": Bug(
+        EpochShard, "_seal", _results_after_the_commit, WINDOWS
+    ),
+    "held rows that are answered at the seal are forgotten": Bug(
+        EpochShard, "_fold", _rows_beyond_the_bound_forgotten, HELD
+    ),
+    "held rows are taken in the next epoch, too": Bug(HeldRows, "abort", lambda _, held: None, HELD),
 }
 #: Bugs that are only one together with another.
 EPOCH_WITH = {

@@ -1,4 +1,4 @@
-"""What a continuous query reads and writes: a source of several partitions, Spark's two logs of epochs, a sink, and their model.
+"""What a continuous query reads: a source of several partitions, Spark's two logs of epochs, and their model.
 
 Each record of a key has a bit of its own, so the sum of a group's bits tells which records were counted, and that each was once.
 """
@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import StateSchema
+from store_actors.epochs.barrier import NEVER_MS
 from store_actors.messages.requests import ShardInput
 from tests.simulation.rescaling import RescaledWorkload
 from tests.simulation.scheduler import Violation
 from tests.simulation.spark import CommitLog
-from tests.simulation.workload import Entry, Groups, Read, compare, schema_of
+from tests.simulation.workload import Entry, Groups, Key, Read, groups_of, schema_of
 
 #: Offset of each partition of the source.
 Offsets = tuple[int, ...]
@@ -29,11 +30,12 @@ _KEYS = "abcde"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record of the source, which is there from a step on."""
+    """A record of the source, which is there from a step on; its event time is in seconds."""
 
     name: str
     bit: int
     at: int
+    time: int = 0
 
 
 class Checkpoint(CommitLog):
@@ -125,18 +127,33 @@ class Stream(RescaledWorkload):
 
     def rows(self, records: Sequence[Record]) -> ShardInput:
         """Return a piece of these records."""
-        raw = self.schema.raw_schema()
-        columns = {
-            "name": pa.array([record.name for record in records], pa.string()),
-            "mark": pa.array([record.bit for record in records], pa.int64()),
-        }
+        raw, columns = self.schema.raw_schema(), self._columns(records)
         zeros = pa.array([0] * len(records), pa.int64())
         batch = pa.record_batch([columns.get(name, zeros) for name in raw.names], schema=raw)
         return ShardInput.of_raw(self.schema, batch)
 
+    def _columns(self, records: Sequence[Record]) -> dict[str, pa.Array]:
+        """Return the columns of records that are not all zeros."""
+        return {
+            "name": pa.array([record.name for record in records], pa.string()),
+            "mark": pa.array([record.bit for record in records], pa.int64()),
+        }
+
+    def key_of(self, record: Record) -> Key:
+        """Return the key by which a record goes to its shard."""
+        return None, record.name
+
     def shard_of(self, record: Record, shards: int) -> int:
         """Return the shard of a record, of so many."""
-        return self._shard((None, record.name), shards)
+        return self._shard(self.key_of(record), shards)
+
+    def watermark_of(self, records: Sequence[Record]) -> int:
+        """Return the watermark by some records; without event time they have none."""
+        return NEVER_MS
+
+    def results_of(self, table: pa.Table) -> Groups:
+        """Return what a table of results says."""
+        return groups_of(table)
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -170,48 +187,16 @@ class Stream(RescaledWorkload):
         self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
     ) -> None:
         """As of batches; of a version that does not count nothing is promised but that another run replaces it."""
-        counted = [entry for entry in chains[DEFAULT_STORE] if entry["version"] <= len(self.decided())]
+        counted = [entry for entry in chains[DEFAULT_STORE] if self._counts(entry)]
         super().check_history(shard, {DEFAULT_STORE: counted}, read, form_of)
 
     def check_snapshot(self, snapshot: Entry, read: Read) -> None:
-        if snapshot["version"] <= len(self.decided()):
+        if self._counts(snapshot):
             super().check_snapshot(snapshot, read)
 
-
-class Sink:
-    """What a query has emitted: results of groups, in the order in which they came."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self.results: dict[tuple[str, int, int], int] = {}
-        #: By run and key, the newest result.
-        self._newest: dict[tuple[str, str], int] = {}
-
-    def write(self, run: str, groups: Groups) -> None:
-        """Take results: each is a count of some records, each counted once, and those of a run are in their order."""
-        for (_, name), (n, total, _) in groups.items():
-            if n < self._newest.get((run, name), 0):
-                raise Violation(f"a result of {name} counts {n} records, and the one before {self._newest[run, name]}")
-            self._newest[run, name] = n
-            everything = self._stream.counted(tuple(map(len, self._stream.source)))[None, name][1]
-            if total.bit_count() != n or total & ~everything:
-                raise Violation(f"a result counts {n} records of {name}, and these were {total:b}")
-            self.results[name, n, total] = self.results.get((name, n, total), 0) + 1
-
-    def check_epoch(self, epoch: int) -> None:
-        """Check that the newest result of each key that an epoch changed was emitted before Spark's log has the epoch."""
-        before, after = self._stream.at(epoch), self._stream.at(epoch + 1)
-        for key, (n, total, _) in after.items():
-            if before.get(key) != after[key] and (key[1], n, total) not in self.results:
-                raise Violation(f"epoch {epoch} is in Spark's log, and its result of {key[1]}, {n}, was not emitted")
-
-    def check_newest(self) -> None:
-        """Check that the newest result of each key, which is the largest count, is that of all records."""
-        newest: Groups = {}
-        for name, n, total in self.results:
-            if n > newest.get((None, name), (0, 0, 0))[0]:
-                newest[None, name] = (n, total, 0)
-        compare("the newest results", newest, self._stream.counted(tuple(map(len, self._stream.source))))
+    def _counts(self, entry: Entry) -> bool:
+        """Return whether the version of a commit, or snapshot, counts."""
+        return int(entry["version"]) <= len(self.decided())
 
 
 def by_shard(stream: Stream, records: Sequence[Record], shards: int) -> Mapping[int, list[Record]]:
