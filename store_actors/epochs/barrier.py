@@ -66,7 +66,7 @@ class Barrier(Generic[Piece]):
     _markers: dict[int, Marker] = field(default_factory=dict)
     _rows: dict[int, int] = field(default_factory=dict)
     _held: list[tuple[int, int, Piece]] = field(default_factory=list)
-    _early: list[Marker] = field(default_factory=list)
+    _early: dict[int, Marker] = field(default_factory=dict)
 
     @property
     def held(self) -> int:
@@ -98,7 +98,7 @@ class Barrier(Generic[Piece]):
         """
         self._check(marker.task, marker.epoch)
         if marker.epoch > self.epoch:
-            self._early.append(marker)
+            self._early[marker.task] = marker
             return False
         came = self._rows.get(marker.task, 0)
         if came != marker.rows:
@@ -127,17 +127,16 @@ class Barrier(Generic[Piece]):
         self.epoch += 1
         self._markers, self._rows = {}, {}
         held, self._held = self._held, []
-        early, self._early = self._early, []
+        early, self._early = self._early, {}
         for task, rows, _ in held:
             self._rows[task] = self._rows.get(task, 0) + rows
         is_whole = False
-        for marker in early:
+        for marker in early.values():
             is_whole = self.mark(marker)
         return [piece for _, _, piece in held], is_whole
 
     def _check(self, task: int, epoch: int) -> None:
-        is_marked = task in self._markers if epoch == self.epoch else any(task == marker.task for marker in self._early)
-        if is_marked or not 0 <= epoch - self.epoch <= 1 or not 0 <= task < self.tasks:
+        if task in (self._markers if epoch == self.epoch else self._early) or not 0 <= epoch - self.epoch <= 1 or not 0 <= task < self.tasks:
             raise OperationOutOfOrderError(
                 "a task sent something in an epoch that it had ended, or that has not begun; the epoch does not count; committed "
                 "versions are safe, and the query repeats the epoch when it is started again",
