@@ -136,7 +136,11 @@ class Barrier(Generic[Piece]):
         return [piece for _, _, piece in held], is_whole
 
     def _check(self, task: int, epoch: int) -> None:
-        if task in (self._markers if epoch == self.epoch else self._early) or not 0 <= epoch - self.epoch <= 1 or not 0 <= task < self.tasks:
+        if (
+            task in (self._markers if epoch == self.epoch else self._early)
+            or not 0 <= epoch - self.epoch <= 1
+            or not 0 <= task < self.tasks
+        ):
             raise OperationOutOfOrderError(
                 "a task sent something in an epoch that it had ended, or that has not begun; the epoch does not count; committed "
                 "versions are safe, and the query repeats the epoch when it is started again",

@@ -9,12 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from statefleet.fleet import Fleet
-from tests.cluster.counting_query import address_of
 from tests.integration.rate_epochs import await_epochs, committed, rate, read_by, started, state_rows
 from tests.integration.streams import stopping
 
@@ -33,17 +31,25 @@ def by_a_function(fleet: Fleet, frame: DataFrame, name: str) -> DataFrame:
     return grouped.applyInArrowWithState(counted, "k BIGINT, n BIGINT", "n BIGINT", "update", "NoTimeout")
 
 
-@pytest.mark.parametrize("counts_of", [aggregated, by_a_function])
 def test_shards_of_several_nodes_count_each_row_once(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, counts_of: Any
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    with stopping(started(counts_of(fleet, rate(spark), name), tmp_path, epoch="1 second")) as query:
-        await_epochs(query, tmp_path, 3)
-        (state,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
-        assert len({address_of(shard["node_id"]) for shard in state["shards"]}) > 1
+    # A core each, of three nodes with one.
+    frames = {
+        f"{name}-{of.__name__}": of(fleet, rate(spark, 1), f"{name}-{of.__name__}")
+        for of in (aggregated, by_a_function)
+    }
+    queries = {key: started(frame, tmp_path / key, name=key, epoch="1 second") for key, frame in frames.items()}
+    with stopping(list(queries.values())):
+        for key, query in queries.items():
+            await_epochs(query, tmp_path / key, 3)
+        states = {state["name"]: state for state in fleet.status()["queries"]}
+        assert all(len({shard["node_id"] for shard in states[key]["shards"]}) > 1 for key in queries)
         # The one that comes back has another address.
         lost = next(actor for actor in fleet.status()["store_actors"] if actor.get("alive", True))
         os.kill(lost["pid"], signal.SIGKILL)
-        await_epochs(query, tmp_path, 3)
-    rows = state_rows(fleet, name, tmp_path)
-    assert {row["k"]: row["n"] for row in rows} == read_by(tmp_path, committed(tmp_path))
+        for key, query in queries.items():
+            await_epochs(query, tmp_path / key, 3)
+    for key in queries:
+        rows = state_rows(fleet, key, tmp_path / key)
+        assert {row["k"]: row["n"] for row in rows} == read_by(tmp_path / key, committed(tmp_path / key))
