@@ -201,7 +201,7 @@ def test_commands_in_sentences_are_there() -> None:
         "statefleet status",
         "./run everything",
         "./run python -m spark_jobs.no_such_job",
-        "python -m benchmarks.spill --no-such-option 3",
+        "python -m benchmarks.realtime --no-such-option 3",
         "ray job submit --no-such-option x",
         "frobnicate now",
         "kubectl apply -f deploy/kubernetes/none.yaml",
