@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from coordinator.model.errors import StateMismatchError, StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.names import store_actor_number
-from coordinator.service.calls import START_S, RayActors
+from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import coordinator_name
 from coordinator.service.placement_service import Placement
@@ -173,8 +173,8 @@ class DriverCalls:
         str
             JSON. ``start`` and ``begin``: why the query is ``refused``, or null. ``begin``: the batch's ``shards`` and
             ``first_partition``. ``place``, and the ``places`` of ``settle``: for each shard the ``host`` and the number of its store
-            ``actor``, null for a shard that may run anywhere; of ``place``, if tasks connect directly and are on several nodes, its
-            ``direct`` address, null where it has none. ``settle``: also ``missing``, the shards that have not committed the
+            ``actor``, null for a shard that may run anywhere; of ``place``, if tasks connect directly, its ``direct`` address,
+            null where it has none. ``settle``: also ``missing``, the shards that have not committed the
             batch, or whose rows no task counted; the ``next`` batch's shards; and stats, by the names of
             ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards committed other numbers of rows than tasks
             sent them. ``newest_epoch``: the ``epoch`` that counts, -1 without any, and its ``end``; ``end_epoch`` has one count.
@@ -274,16 +274,11 @@ class DriverCalls:
             )
             fleet.migration.begin(placements.moves)
             places = _places(placements)
-            if (
-                batch.get("connect_directly")
-                and len(batch["cores"].keys() | {place["host"] for place in places if place}) > 1
-            ):
-                direct = {
-                    holder.actor_name: _direct_address(holder.actor_name) for holder in placements.holders if holder
-                }
+            if batch.get("connect_directly"):
+                direct = fleet.nodes.direct_addresses({holder.actor_name for holder in placements.holders if holder})
                 for place, holder in zip(places, placements.holders, strict=True):
                     if place is not None and holder is not None:
-                        place["direct"] = direct[holder.actor_name]
+                        place["direct"] = _as_json(direct[holder.actor_name])
             return places
         except (
             StateStoreError,
@@ -337,11 +332,7 @@ def _places(placement: Placement) -> list[dict[str, Any] | None]:
     ]
 
 
-def _direct_address(actor_name: str) -> dict[str, Any] | None:
-    """Return where tasks of other nodes connect to a store actor; None if they cannot."""
-    actors = RayActors()
-    handle = actors.find(actor_name)
-    address: DirectAddress | None = handle and actors.get(handle.direct_address.remote(), START_S)
+def _as_json(address: DirectAddress | None) -> dict[str, Any] | None:
     if address is None:
         return None
     return {"host": address.host, "port": address.port, "key": base64.b64encode(address.key).decode()}

@@ -6,20 +6,20 @@ RayDP starts an executor under the address of its Ray node, so Spark's scheduler
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from coordinator.model.errors import StateStoreError
-from coordinator.model.identities import ActorLocation
+from coordinator.model.errors import StateStoreError, StoreUnavailableError
 from coordinator.placement.policies import ActorSlot
 from coordinator.runtime.runtime import MachineClock, Retry
 from coordinator.service.calls import START_S, Actors, RayActors, unwrapped
 from store_actors.actor.deploy import actors_for, ensure_store_actor
 from store_actors.client.fleet_client import FleetAddress
+from store_actors.connections.direct_calls import DirectAddress
 
 log = logging.getLogger(__name__)
 
@@ -90,22 +90,36 @@ class ExecutorNodes:
             # A store actor that is starting answers no ping, and does not hang: it is checked for a hang only after this wait.
             self._actors.wait([location], START_S)
             try:
-                slots.append(ActorSlot(self._located(handle, location), cores))
+                slots.append(ActorSlot(self._answer(handle, location, handle.location.remote), cores))
             except (RayActorError, StateStoreError) as error:
                 log.warning("a node's store actor does not start; shards are not placed there: %s", error)
         return slots
 
-    def _located(self, handle: Any, location: Any) -> ActorLocation:
+    def direct_addresses(self, actor_names: Collection[str]) -> dict[str, DirectAddress | None]:
+        """Return where tasks of other nodes connect to store actors; None for one that takes no such connections.
+
+        Raises
+        ------
+        RayActorError, StateStoreError
+            One of them is not there.
+        """
+        handles = {name: self._actors.find(name) for name in actor_names}
+        if lost := [name for name, handle in handles.items() if handle is None]:
+            raise StoreUnavailableError("a store actor is not there any more", store_actor=", ".join(lost))
+        methods = {name: handle.direct_address.remote for name, handle in handles.items() if handle is not None}
+        asked = {name: method() for name, method in methods.items()}
+        return {name: self._answer(handles[name], answer, methods[name]) for name, answer in asked.items()}
+
+    def _answer(self, handle: Any, answer: Any, ask_again: Callable[[], Any]) -> Any:
         retry = Retry(MachineClock(), START_S, first_pause_s=0.1, longest_pause_s=1.0)
         while True:
             try:
-                located: ActorLocation = unwrapped(self._actors, handle, location)
-                return located
+                return unwrapped(self._actors, handle, answer)
             except ActorUnavailableError:  # Ray restarts it
                 if retry.is_over:
                     raise
             retry.pause()
-            location = handle.location.remote()
+            answer = ask_again()
 
     def start(self, hosts: Iterable[str]) -> None:
         """Have the first store actor of some hosts started where there is none, without waiting for it."""

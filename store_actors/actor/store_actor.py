@@ -40,7 +40,7 @@ from store_actors.actor.replicator import Replicator
 from store_actors.client.leased_calls import LeasedCalls, LocalActors, local_calls
 from store_actors.client.operator_task import emitted_rows
 from store_actors.connections.direct_calls import DirectAddress, DirectMessages, DirectServer
-from store_actors.connections.epoch_stream import EpochServer
+from store_actors.connections.epoch_stream import Beats, EpochServer
 from store_actors.connections.hand_over import address_of, hand_over_server, serve_remote_task, sockets_of
 from store_actors.epochs.functions import FunctionRuns
 from store_actors.epochs.runs import EpochRuns
@@ -448,7 +448,7 @@ class StoreActor(StoreProcess):
         calls = LeasedCalls(actors, coordinator, runtime.clock, partial(actors.find, actor_name))
         serve = partial(emitted_rows, calls, is_limited=memory.limit is not None)
         functions = FunctionRuns(runtime.threads)
-        epochs = EpochServer(self.runs, functions, self._metrics, runtime, self._check_process, self)
+        epochs = EpochServer(self.runs, functions, self._metrics, runtime, self._check_process, self, Beats(runtime))
         hand_over_server(address, serve, epochs.serve, runtime)
         serve_remote = partial(serve_remote_task, serve_epochs=epochs.serve, runtime=runtime)
         self._direct = _direct_answers(self._reads.answer, serve_remote, runtime)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class BatchHeader:
     first_partition: int = 0
     output_mode: str = ""
     is_temporary: bool = False
-    worker: dict[str, Any] | None = None
+    worker: dict[str, Any] | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
     def of_json(cls, text: bytes) -> BatchHeader:

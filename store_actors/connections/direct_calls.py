@@ -46,7 +46,10 @@ _FRAME = struct.Struct("!i")
 #: Seconds without a new connection after the process had no file or thread for one.
 _PAUSE_S = 1.0
 #: Connections at once whose caller has not proved that it has the key. They count apart: strangers take no connection of a caller.
-_STRANGERS = 16
+#: All tasks of a query come at the same moment.
+_STRANGERS = 128
+#: Seconds without a sign of the other machine, each of some more, and how many, until a connection on which nothing is under way ends.
+_QUIET_S, _ASK_S, _ASK_TIMES = 30, 10, 3
 #: The first message of a task.
 TASK = b"task"
 #: The two sides' proofs differ: no process can pass the proof of one caller on to another one as a store actor's.
@@ -120,12 +123,10 @@ class DirectServer:
         accept_each(self._listening, self._take, self._clock, "a connection was not taken; look-ups go by Ray")
 
     def _take(self, caller: socket.socket) -> None:
-        # Ends a connection whose machine is gone.
-        caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection = _connection(caller, self._proof_s)
         with self._guard:
             if len(self._strangers) == _STRANGERS:
-                # A proof takes milliseconds: a stranger that needs longer gives way to the next one.
+                # A proof takes milliseconds, a JVM's first one some hundred: a stranger that needs longer gives way to the next one.
                 _cut(self._strangers.pop(0))
             self._strangers.append(connection)
         try:
@@ -143,32 +144,36 @@ class DirectServer:
         try:
             with connection:
                 messages = self._proved(connection)
-                if messages is None:
-                    return
-                try:
-                    _wait_at_most(connection, socket.SO_RCVTIMEO, 0.0)
-                    while (message := messages.receive()) != TASK:
-                        messages.send(self._answered(message))
-                finally:
-                    with self._guard:
-                        self._connected -= 1
-                # A task may wait long for a sink. Its query knows how many there are.
-                messages.wait_without_end()
-                self._serve_task(messages)
+                # A caller may have connected for later.
+                messages.wait_for_next()
+                message = messages.receive()
+                if message == TASK:
+                    self._serve_task(messages)
+                else:
+                    self._serve_caller(messages, message)
         except Exception:  # the caller left or had no key, or the call failed, which Ray reports
             log.debug("a connection ended", exc_info=True)
 
-    def _proved(self, connection: Connection) -> DirectMessages | None:
-        """Return the messages of a caller that has proved to have the key; None if there are `_MOST` connections."""
-        try:
-            messages = _greeted(connection, self.address.key, self._clock.elapsed_s, self._proof_s)
-        finally:
-            self._no_stranger(connection)
+    def _serve_caller(self, messages: DirectMessages, call: bytes) -> None:
+        """Answer calls until the caller leaves, unless there are `_MOST` of them, who have Ray, too. Tasks do not count."""
         with self._guard:
             if self._connected >= _MOST:
-                return None
+                return
             self._connected += 1
-            return messages
+        try:
+            while True:
+                messages.send(self._answered(call))
+                call = messages.receive()
+        finally:
+            with self._guard:
+                self._connected -= 1
+
+    def _proved(self, connection: Connection) -> DirectMessages:
+        """Return the messages of a caller that has proved to have the key."""
+        try:
+            return _greeted(connection, self.address.key, self._clock.elapsed_s, self._proof_s)
+        finally:
+            self._no_stranger(connection)
 
     def _answered(self, call: bytes) -> bytes:
         turn = self._turns.get()
@@ -210,10 +215,14 @@ class DirectMessages:
         message = self._coded(content)
         return _FRAME.pack(len(message)) + message
 
+    def wait_for_next(self, seconds: float = 0.0) -> None:
+        """Have :meth:`receive` wait so long, or without an end."""
+        _wait_at_most(self._connection, socket.SO_RCVTIMEO, seconds)
+
     def wait_without_end(self) -> None:
         """Have sending and receiving wait as long as the other side is there."""
-        for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            _wait_at_most(self._connection, way, 0.0)
+        self.wait_for_next()
+        _wait_at_most(self._connection, socket.SO_SNDTIMEO, 0.0)
 
     def own_socket(self) -> socket.socket:
         """Return the connection as a socket of its own, which has to be closed, too."""
@@ -364,6 +373,12 @@ def _connection(connected: socket.socket, timeout_s: float) -> Connection:
     """Return a connection of a socket; sending and receiving raise OSError if nothing moves for `timeout_s`."""
     connected.setblocking(True)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Ends a connection whose machine is gone.
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _QUIET_S), (socket.TCP_KEEPINTVL, _ASK_S), (socket.TCP_KEEPCNT, _ASK_TIMES)
+    ):  # fmt: skip
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)
     connection = Connection(connected.detach())
     for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         _wait_at_most(connection, way, timeout_s)

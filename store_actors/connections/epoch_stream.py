@@ -10,6 +10,9 @@ longest wait of a row, number of shards), and for each shard how many rows it wa
 of its own they answer, their number and length), those of a shard all to one task; the answer of each shard to a marker (its epoch),
 after which nothing of the epoch follows from it; or the text of an error, after its length, and then the connection ends.
 
+A task of another node that gets nothing for half a minute takes the store actor's machine for lost: each connection has an empty answer
+from time to time.
+
 A task bounds what it has sent and not been answered, and a piece is answered once its results are with the system's socket of the task
 that gets them. So what waits to be sent here is bounded, too: a slow sink stops all sources.
 """
@@ -49,8 +52,40 @@ _PIECE_HEAD, _MARKER_HEAD, _SHARD_ROWS = struct.Struct(">iqii"), struct.Struct("
 #: Rows that are answered, rows that follow and their bytes; the epoch of a marker; the length of a text.
 _ROWS_HEAD, _EPOCH, _LENGTH = struct.Struct(">iii"), struct.Struct(">q"), struct.Struct(">i")
 
+#: Seconds between empty answers.
+_BEAT_S = 5.0
 #: Bytes of rows of a frame of results, at most, unless a record batch is larger.
 _FRAME_BYTES = 1 << 24
+
+
+class Beats:
+    """Says to tasks that this process is there, as long as they are connected. Thread-safe."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._guard = runtime, runtime.threads.lock()
+        self._tasks: set[FrameSender] = set()
+        self._is_running = False
+
+    def begin(self, task: FrameSender) -> None:
+        """Begin with a task; a thread for all starts with the first one."""
+        with self._guard:
+            self._tasks.add(task)
+            is_first, self._is_running = not self._is_running, True
+        if is_first:
+            self._runtime.threads.start(self._run, "statefleet-beats")
+
+    def end(self, task: FrameSender) -> None:
+        """End with a task."""
+        with self._guard:
+            self._tasks.discard(task)
+
+    def _run(self) -> None:
+        while True:
+            self._runtime.clock.sleep(_BEAT_S)
+            with self._guard:
+                tasks = list(self._tasks)
+            for task in tasks:
+                task.beat(_ROWS + _ROWS_HEAD.pack(0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +98,8 @@ class EpochServer:
         Raises a StateStoreError if this process must take no work.
     process
         The store actor, whose methods the workers of functions call.
+    beats
+        Of all connections of tasks.
     """
 
     runs: EpochRuns
@@ -71,6 +108,7 @@ class EpochServer:
     runtime: Runtime
     check_fitness: Callable[[], None]
     process: Any
+    beats: Beats
 
     def serve(self, request: Mapping[str, Any], operator: bytes, source: BinaryIO, task: FrameSender) -> None:
         """Take a task's frames, which `source` has of its connection, until it ends that, and answer them by `task`.
@@ -86,6 +124,7 @@ class EpochServer:
             self._serve_worker(request, source, task)
             return
         connection = _TaskConnection(task, _format(request["unsafe_results"]))
+        self.beats.begin(task)
         try:
             if operator:
                 self._serve(request, OperatorTask.of_json(operator), source, connection)
@@ -97,6 +136,7 @@ class EpochServer:
             connection.fail(error)
             raise
         finally:
+            self.beats.end(task)
             connection.finish()
 
     def _serve(

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import pyarrow as pa
 
 from coordinator.model.errors import StateStoreError, StoreUnavailableError
+from coordinator.runtime.runtime import MachineClock, Retry
 from store_actors.connections.direct_calls import TASK, DirectAddress, MessageBytes, connect
 from store_actors.connections.hand_over import FORMAT, LENGTH, SECRET_BYTES, address_of, secret_of
 from store_actors.connections.sender import FrameSender
@@ -42,6 +43,8 @@ PIECE, SEAL, _FAILED, _CALL, _ANSWER = 1, 2, 3, 4, 5
 _HEAD = struct.Struct(">bqqi")
 #: Seconds for the proofs of a connection to another node.
 _PATIENCE_S = 40.0
+#: Seconds for which it is tried again where the other side ends the connection.
+_TRIES_S = 10.0
 
 
 class Frame(NamedTuple):
@@ -177,7 +180,15 @@ class FunctionConnection:
             raise PermissionError(f"{address} is not a store actor's")
 
     def _connect_to(self, address: DirectAddress) -> None:
-        messages = connect(address, _PATIENCE_S)
+        retry = Retry(MachineClock(), _TRIES_S, first_pause_s=0.1, longest_pause_s=1.0)
+        while True:
+            try:
+                messages = connect(address, _PATIENCE_S)
+                break
+            except (OSError, EOFError):  # many come at once
+                if retry.is_over:
+                    raise
+            retry.pause()
         self._source = io.BufferedReader(MessageBytes(messages))
         self._send, self._close = messages.send, messages.close
         messages.send(TASK)

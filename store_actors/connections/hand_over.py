@@ -65,6 +65,8 @@ _BUFFER_BYTES = 1 << 18
 _MOST_BYTES = 16 << 20
 #: Bytes that are read at once: what a length says is only reserved as it arrives.
 _PIECE_BYTES = 32 << 20
+#: Seconds that a task may be silent before its rows.
+_REQUEST_S = 30.0
 #: Connections that wait to be taken.
 _WAITING = 1024
 
@@ -123,7 +125,7 @@ class HandOverServer:
         serve_epochs: ServeEpochs,
         runtime: Runtime,
         *,
-        request_s: float = 30.0,
+        request_s: float = _REQUEST_S,
         rows_s: float = 600.0,
     ) -> None:
         self._serve_task, self._serve_epochs = serve, serve_epochs
@@ -283,9 +285,12 @@ class HandOverServer:
 
 def serve_remote_task(messages: DirectMessages, serve_epochs: ServeEpochs, runtime: Runtime) -> None:
     """Serve a task of a continuous query that is on another node, until it ends its connection."""
+    messages.wait_for_next(_REQUEST_S)
     messages.send(FORMAT.encode())
     with messages.own_socket() as task, io.BufferedReader(MessageBytes(messages), _BUFFER_BYTES) as source:
         request, operator = _read_request(_Pieces(source))
+        # From here on a task may wait long, for rows and for a sink.
+        messages.wait_without_end()
         serve_epochs(request, operator, source, FrameSender(task, runtime, messages.sealed))
 
 

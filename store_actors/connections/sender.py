@@ -14,7 +14,8 @@ from coordinator.runtime.runtime import Runtime
 class FrameSender:
     """Sends frames in their order: at once where the connection takes them, which saves a switch to another thread; or else on one.
 
-    After the connection was lost frames are dropped: its reader learns that. Thread-safe.
+    One that cannot be sent ends the connection, as what follows would not be whole: its reader learns that, and further frames are
+    dropped. Thread-safe.
 
     Parameters
     ----------
@@ -30,7 +31,7 @@ class FrameSender:
         self._waiting: deque[tuple[bytes, Callable[[], None]]] = deque()
         #: Set once all that waits is sent; None if nothing waits.
         self._sent: Any = None
-        self._is_over = False
+        self._is_over = self._is_cut = False
 
     def send(self, frame: bytes, sent: Callable[[], None] = lambda: None, *, is_last: bool = False) -> None:
         """Send a frame, now or later, and nothing after the last one.
@@ -45,11 +46,15 @@ class FrameSender:
             frame = self._sealed(frame) if frame else frame
             if self._sent is None:
                 frame = frame[self._sent_at_once(frame) :]
-            if frame:
+            if frame and not self._is_cut:
                 self._waiting.append((frame, sent))
                 if self._sent is None:
                     self._sent = self._threads.future()
-                    self._threads.start(self._send_waiting, "statefleet-epoch-answers")
+                    try:
+                        self._threads.start(self._send_waiting, "statefleet-epoch-answers")
+                    except RuntimeError:  # there is no thread for it
+                        self._cut()
+                        raise
                 return
         sent()
 
@@ -59,19 +64,42 @@ class FrameSender:
         except BlockingIOError:
             return 0
         except OSError:
+            self._cut()
             return len(frame)
+
+    def _cut(self) -> None:
+        """End the connection, with the lock."""
+        self._is_over = self._is_cut = True
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._waiting.clear()
+        if self._sent is not None:
+            self._sent.set_result(None)
+            self._sent = None
 
     def _send_waiting(self) -> None:
         while True:
             with self._guard:
+                if self._is_cut:
+                    return
                 if not self._waiting:
                     self._sent.set_result(None)
                     self._sent = None
                     return
                 frame, sent = self._waiting.popleft()
-            with suppress(OSError):
+            try:
                 self._connection.sendall(frame)
-            sent()
+                sent()
+            except BaseException as error:
+                with self._guard:
+                    self._cut()
+                if not isinstance(error, OSError):
+                    raise
+
+    def beat(self, frame: bytes) -> None:
+        """Send a frame if none waits: it only says that this process is there."""
+        if self._sent is None:
+            self.send(frame)
 
     def finish(self) -> None:
         """Send nothing more, and wait until all is sent."""

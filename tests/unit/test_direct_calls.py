@@ -124,22 +124,27 @@ def test_a_call_that_fails_is_left_to_ray_and_does_not_end_the_others(
     until(lambda: actor.direct._connected == 1)
 
 
-def test_a_task_has_a_connection_of_its_own_for_as_long_as_it_likes(
+def test_tasks_have_connections_for_as_long_as_they_like_however_many_callers_there_are(
     actor: EchoActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct_calls, "_MOST", 1)
-    tasks = []
-    for number in range(3):
-        # The next one is let in once this one is known for a task.
-        until(lambda: actor.direct._connected == 0)
-        tasks.append(connect(actor.direct.address, 5))
+    caller, another = (connect(actor.direct.address, 5) for _ in range(2))
+    caller.send(b"1")
+    assert caller.receive() == b"11"
+    another.send(b"2")
+    with pytest.raises((EOFError, OSError)):
+        another.receive()
+    tasks = [connect(actor.direct.address, 5) for _ in range(3)]
+    for number, task in enumerate(tasks):
         for part in (TASK, b"ab", b"", bytes(100_000), b"%d" % number):
-            tasks[number].send(part)
+            task.send(part)
     for number, task in enumerate(tasks):
         with task.own_socket() as connected:
             connected.shutdown(socket.SHUT_WR)
         assert task.receive() == b"%d" % number + bytes(100_000) + b"ba"
         task.close()
+    caller.send(b"3")
+    assert caller.receive() == b"33"
 
 
 def test_callers_without_the_key_are_not_answered(actor: EchoActor) -> None:

@@ -19,9 +19,10 @@ from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Runtime
+from coordinator.runtime.runtime import MachineThreads, Runtime
 from store_actors.client.operator_task import OperatorTask
-from store_actors.connections.epoch_stream import EpochServer
+from store_actors.connections import epoch_stream
+from store_actors.connections.epoch_stream import Beats, EpochServer
 from store_actors.connections.sender import FrameSender
 from store_actors.engine import unsafe_rows
 from store_actors.epochs.functions import FunctionRuns
@@ -130,7 +131,9 @@ class Served:
             runtime,
         )
         self.metrics = StoreMetrics()
-        self.server = EpochServer(runs, FunctionRuns(runtime.threads), self.metrics, runtime, lambda: None, None)
+        self.server = EpochServer(
+            runs, FunctionRuns(runtime.threads), self.metrics, runtime, lambda: None, None, Beats(runtime)
+        )
         self.tasks: list[Task] = []
 
     def task(self, number: int, **request: Any) -> Task:
@@ -294,3 +297,35 @@ def test_a_task_that_comes_as_its_run_ends_leaves_no_shard_open() -> None:
     partition = partitions.cache.of(fleet.coordinator.lease(task, "a").lease.store_id)
     runs.leave(run, late.result(20), "it learns that")
     assert partition.writer is None
+
+
+def test_a_task_without_rows_is_sent_something_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch_stream, "_BEAT_S", 0.01)
+    served = Served()
+    task = served.task(0)
+    assert [task.answered() for _ in range(3)] == [(0, {})] * 3
+    task.close()
+
+
+class NoThreads(MachineThreads):
+    """Threads of a process that can start no more."""
+
+    def start(self, target: Any, name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_frame_that_cannot_be_sent_ends_the_connection_and_nothing_follows_it(is_lost: bool) -> None:
+    here, there = socket.socketpair()
+    sender, called = FrameSender(here, Runtime(threads=NoThreads())), list[int]()
+    if is_lost:
+        there.close()
+        sender.send(b"lost", lambda: called.append(0))
+    else:
+        with pytest.raises(RuntimeError, match="can't start"):
+            sender.send(bytes(1 << 24), lambda: called.append(0))
+    sender.send(b"next", lambda: called.append(1))
+    sender.finish()
+    assert 1 not in called
+    if not is_lost:
+        assert {*there.makefile("rb").read()} == {0}, "the beginning of the frame, and no more"

@@ -18,7 +18,7 @@ import pytest
 from coordinator.model.errors import FencedError, InvalidRequestError, OperationOutOfOrderError, StoreUnavailableError
 from coordinator.runtime.runtime import Runtime
 from store_actors.connections.direct_calls import DirectServer
-from store_actors.connections.epoch_stream import EpochServer
+from store_actors.connections.epoch_stream import Beats, EpochServer
 from store_actors.connections.function_stream import (
     PIECE,
     SEAL,
@@ -163,7 +163,7 @@ def test_a_worker_calls_the_store_actor_while_pieces_come(tmp_path: Path, is_nea
     runtime, process, link = Runtime(), Process(), Link()
     functions = FunctionRuns(runtime.threads)
     # No operator is served.
-    epochs = EpochServer(None, functions, StoreMetrics(), runtime, lambda: None, process)  # type: ignore[arg-type]
+    epochs = EpochServer(None, functions, StoreMetrics(), runtime, lambda: None, process, Beats(runtime))  # type: ignore[arg-type]
     sockets = f"{tmp_path}/private/"
     direct = None
     if is_near:

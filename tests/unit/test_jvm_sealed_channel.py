@@ -40,7 +40,7 @@ class Store:
 def connected(jvm: Jvm, port: int, key: bytes = KEY) -> Any:
     address = jvm.own("DirectAddress")("127.0.0.1", port, base64.b64encode(key).decode())
     assert base64.b64encode(key).decode() not in address.toString()
-    return jvm.module("org.apache.spark.sql.statefleet.SealedChannel").connected(address)
+    return jvm.module("org.apache.spark.sql.statefleet.SealedChannel").connected(address, jvm.task)
 
 
 def answer(jvm: Jvm, channel: Any, content: bytes) -> bytes:
@@ -73,6 +73,11 @@ def test_neither_side_talks_to_one_without_the_key(jvm: Jvm) -> None:
         connected(jvm, relay(store.port, lambda name, number: (name, number) == ("store", 1)))
 
 
+def test_a_task_that_is_cut_off_in_a_crowd_tries_again(jvm: Jvm) -> None:
+    store = Store()
+    assert answer(jvm, connected(jvm, relay(store.port, lambda *_: False, refused=2)), b"abc") == b"cba"
+
+
 @pytest.mark.parametrize("written_format", ["7", "9", "10"])
 def test_a_store_actor_of_another_release_is_refused(jvm: Jvm, written_format: str) -> None:
     with pytest.raises(Py4JJavaError, match="another release of Statefleet"):
@@ -87,11 +92,19 @@ def test_a_message_that_was_changed_on_its_way_is_refused(jvm: Jvm) -> None:
     assert answer(jvm, connected(jvm, port), b"abc") == b""
 
 
-def relay(port: int, is_changed: Any) -> int:
-    """Return where the messages of a store actor and a task are passed on, some of them with another last bit."""
+def relay(port: int, is_changed: Any, refused: int = 0) -> int:
+    """Return where the messages of a store actor and a task are passed on, some of them with another last bit.
+
+    Parameters
+    ----------
+    refused
+        How many connections are ended before.
+    """
     listening = Listener(("127.0.0.1", 0))
 
     def run() -> None:
+        for _ in range(refused):
+            listening.accept().close()
         task, store = listening.accept(), Client(("127.0.0.1", port))
         for name, giving, taking in (("task", task, store), ("store", store, task)):
             threading.Thread(target=pass_on, args=(name, giving, taking), daemon=True).start()

@@ -16,9 +16,9 @@ import org.apache.spark.TaskContext
 import scala.annotation.tailrec
 
 /** The store actor's process was lost; what it committed is safe. */
-class Lost(what: String, cause: Throwable = null)
+class Lost(what: String, cause: Throwable = null, who: String = "of this node")
   extends IOException(
-    s"the store actor of this node $what; what it committed is safe, and the next attempt of this task goes on " +
+    s"the store actor $who $what; what it committed is safe, and the next attempt of this task goes on " +
       s"from there",
     cause)
 

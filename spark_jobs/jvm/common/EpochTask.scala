@@ -1,8 +1,8 @@
 package org.apache.spark.sql.statefleet
 
-import java.io.ByteArrayInputStream
+import java.io.{ByteArrayInputStream, IOException}
 import java.nio.ByteBuffer
-import java.nio.channels.{ByteChannel, Channels, SelectionKey, Selector, SocketChannel}
+import java.nio.channels.{ByteChannel, Channels, ClosedChannelException, SelectionKey, Selector, SocketChannel}
 import java.nio.charset.StandardCharsets.UTF_8
 import org.apache.arrow.vector.VectorSchemaRoot
 import org.apache.arrow.vector.ipc.ArrowStreamWriter
@@ -98,15 +98,21 @@ private class ShardPartition(override val index: Int) extends Partition
  */
 class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, host: String) {
   val selector: Selector = Selector.open()
+
+  context.addTaskCompletionListener[Unit](_ => selector.close())
+
   val streams: Array[PieceStream] = work.shards.map { case (place, shards) =>
-    directOf(place) match {
+    val stream = directOf(place) match {
       case Some(address) =>
-        val channel = SealedChannel.connected(address)
+        val channel = SealedChannel.connected(address, context)
         new PieceStream(this, shards, channel.socket, channel)
       case None =>
         val channel = SocketFolder.connected(work.sockets, place.host, place.actor, context).released()
         new PieceStream(this, shards, channel, channel)
     }
+    // Now, as another store actor may not be there.
+    context.addTaskCompletionListener[Unit](_ => stream.close())
+    stream
   }.toArray
   private val routeColumn = work.inputType.length
 
@@ -143,13 +149,21 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
     }
     stream.begin(host)
   }
-  context.addTaskCompletionListener[Unit](_ => close())
-
   /** Why the input is not read, or the user's function is not called, any more. */
   @volatile private var failure: Throwable = _
 
   /** Where this task finds a store actor of another node; None for one of its own. */
-  private def directOf(place: Place): Option[DirectAddress] = place.direct.filter(_ => place.host != host)
+  private def directOf(place: Place): Option[DirectAddress] =
+    if (place.host == host) {
+      None
+    } else {
+      if (place.direct.isEmpty) {
+        throw new IllegalStateException(
+          s"this task is on another node ($host) than a store actor (${place.host}) which only takes connections of " +
+            s"its own node, as Ray has TLS, or as nothing can be listened to [state=`${work.state}`]")
+      }
+      place.direct
+    }
 
   def check(): Unit = if (failure != null) throw failure
 
@@ -204,11 +218,6 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
     thread.setDaemon(true)
     context.addTaskCompletionListener[Unit](_ => thread.interrupt())
     thread.start()
-  }
-
-  private def close(): Unit = {
-    streams.foreach(_.close())
-    selector.close()
   }
 
   /**
@@ -280,7 +289,7 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
     }
   }
 
-  def answered(rows: Int): Unit = synchronized {
+  def answered(rows: Int): Unit = if (rows > 0) synchronized {
     unanswered -= rows
     if (unanswered == 0) longest = math.max(longest, System.nanoTime() - unansweredSince)
   }
@@ -288,6 +297,7 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   /** Waits until something can be sent or has come, or rows wait to be sent. */
   def await(): Unit = {
     streams.foreach(_.ask())
+    streams.foreach(_.checkQuiet())
     val left = if (unanswered == 0) untilDue else 0L
     selector.select(if (left > 0) 1 + left / 1000000 else EpochTask.LookMs)
     selector.selectedKeys.clear()
@@ -445,12 +455,32 @@ class PieceStream(task: EpochTask, val shards: Array[Int], socket: SocketChannel
 
   /** Sends what the other side takes at once. */
   def send(): Unit = {
-    if (!out.isSent) {
-      out.sendTo(channel)
-      if (out.isSent) out.forget()
+    try {
+      if (!out.isSent) {
+        out.sendTo(channel)
+        if (out.isSent) out.forget()
+      }
+      flushing.foreach(_.flush())
+    } catch {
+      case error: ClosedChannelException => throw error
+      case error: IOException =>
+        // The other side may have sent an error that says why.
+        while (receive()) while (next() != null) ()
+        throw lost(error)
     }
-    flushing.foreach(_.flush())
   }
+
+  private def lost(cause: Throwable = null) =
+    new Lost("was lost in the middle of an epoch", cause, if (flushing.isEmpty) "of this node" else "of another node")
+
+  /** When something came last. */
+  private var cameAt = System.nanoTime()
+
+  /** Raises an error if a store actor of another node, which sends something from time to time, has not for long. */
+  def checkQuiet(): Unit =
+    if (flushing.nonEmpty && System.nanoTime() - cameAt > QuietSeconds * 1000000000L) {
+      throw new Lost(s"has sent nothing for $QuietSeconds s", who = s"at ${socket.getRemoteAddress}")
+    }
 
   /** Where a message may wait to be sent on. */
   private val flushing = Option(channel).collect { case sealing: SealedChannel => sealing }
@@ -469,8 +499,14 @@ class PieceStream(task: EpochTask, val shards: Array[Int], socket: SocketChannel
       rowsEnd = 0
     }
     if (end == bytes.length) makeRoom()
-    val size = channel.read(ByteBuffer.wrap(bytes, end, bytes.length - end))
-    if (size < 0) throw new Lost("was lost in the middle of an epoch")
+    val size =
+      try channel.read(ByteBuffer.wrap(bytes, end, bytes.length - end))
+      catch {
+        case error: ClosedChannelException => throw error
+        case error: IOException => throw lost(error)
+      }
+    if (size < 0) throw lost()
+    if (size > 0) cameAt = System.nanoTime()
     end += size
     size > 0
   }
@@ -573,6 +609,9 @@ class PieceStream(task: EpochTask, val shards: Array[Int], socket: SocketChannel
 private object PieceStream {
   /** Bytes of the head of a piece, of which the last four are the length of its rows. */
   private final val PieceHead = 21
+
+  /** Seconds without anything from a store actor of another node; it has an empty answer each five. */
+  private final val QuietSeconds = 30L
 
   /** Frames to a store actor, and from it. */
   private final val Piece: Byte = 1

@@ -3,12 +3,14 @@ package org.apache.spark.sql.statefleet
 import java.io.{DataInputStream, DataOutputStream, IOException}
 import java.net.InetSocketAddress
 import java.nio.ByteBuffer
-import java.nio.channels.{ByteChannel, SocketChannel}
+import java.nio.channels.{ByteChannel, ClosedByInterruptException, SocketChannel}
 import java.nio.charset.StandardCharsets.US_ASCII
 import java.security.{MessageDigest, SecureRandom}
 import java.util.{Arrays, Base64}
+import java.util.concurrent.ThreadLocalRandom
 import javax.crypto.Mac
 import javax.crypto.spec.SecretKeySpec
+import org.apache.spark.TaskContext
 
 /**
  * Where a store actor is found by tasks of other nodes.
@@ -135,22 +137,39 @@ object SealedChannel {
     code
   }
 
+  /** Seconds for which it is tried again, and milliseconds between tries at most: all tasks of a query come at once. */
+  private final val TriesSeconds = 10L
+  private final val PauseMs = 500
+
   /** Connects to a store actor of another node. */
-  def connected(address: DirectAddress): SealedChannel = {
+  def connected(address: DirectAddress, context: TaskContext): SealedChannel = {
+    val until = System.nanoTime() + TriesSeconds * 1000000000L
+    Iterator
+      .continually {
+        try Some(tried(address))
+        catch {
+          case error: ClosedByInterruptException => throw error
+          case error: IOException =>
+            if (System.nanoTime() > until) throw new Lost("cannot be reached from here", error, s"at $address")
+            Thread.sleep(ThreadLocalRandom.current.nextInt(PauseMs))
+            context.killTaskIfInterrupted()
+            None
+        }
+      }
+      .flatten
+      .next()
+  }
+
+  private def tried(address: DirectAddress): SealedChannel = {
     val socket = SocketChannel.open()
     try {
       socket.socket.connect(new InetSocketAddress(address.host, address.port), PatienceMs)
       socket.socket.setTcpNoDelay(true)
-      // Ends a connection whose machine is gone.
-      socket.socket.setKeepAlive(true)
       socket.socket.setSoTimeout(PatienceMs)
       val proved = new Proof(socket, address).proved()
       socket.configureBlocking(false)
       proved
     } catch {
-      case error: IOException =>
-        socket.close()
-        throw new Lost(s"at $address cannot be reached from here", error)
       case error: Throwable =>
         socket.close()
         throw error
