@@ -33,6 +33,7 @@ import pandas as pd
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyspark
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -364,7 +365,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         print(_line("medians, in milliseconds", [*PERCENTILES, "others"]), flush=True)
         for workload, rate, keys in product(options.workloads, options.rates, options.keys):
-            cases = [Case(workload, side, rate, keys) for side in options.sides]
+            # PySpark 3.5's own worker fails with today's pyarrow where a key has several rows in a batch.
+            is_run = workload != "function" or pyspark.__version__ >= "4"
+            cases = [Case(workload, side, rate, keys) for side in options.sides if is_run or SIDES[side].is_fleet]
             runs: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
             for number in range(options.runs):
                 for case in in_turn(cases, number):
