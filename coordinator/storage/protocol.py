@@ -4,7 +4,6 @@
   creates or refuses atomically. It does not use obstore, whose local store does not fsync: a commit must survive power loss.
 - :mod:`coordinator.storage.remote` (``s3://``, ``gs://``, ``az://``): obstore, the one maintained Python library with
   conditional puts on all three clouds and no further dependencies.
-- :mod:`tests.memory_store`: tests and simulation.
 """
 
 from __future__ import annotations

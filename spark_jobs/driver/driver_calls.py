@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ray
@@ -173,11 +174,11 @@ class DriverCalls:
         str
             JSON. ``start`` and ``begin``: why the query is ``refused``, or null. ``begin``: the batch's ``shards`` and
             ``first_partition``. ``place``, and the ``places`` of ``settle``: for each shard the ``host`` and the number of its store
-            ``actor``, null for a shard that may run anywhere; of ``place``, if tasks connect directly, its ``direct`` address,
-            null where it has none. ``settle``: also ``missing``, the shards that have not committed the
-            batch, or whose rows no task counted; the ``next`` batch's shards; and stats, by the names of
-            ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards committed other numbers of rows than tasks
-            sent them. ``newest_epoch``: the ``epoch`` that counts, -1 without any, and its ``end``; ``end_epoch`` has one count.
+            ``actor``, null for a shard that may run anywhere; of ``place``, if tasks connect directly, its ``direct`` address, null
+            where it has none. ``settle``: also ``missing``, the shards that have not committed the batch, or whose rows no task
+            counted; the ``next`` batch's shards; and stats, by the names of ``StatefulExchangeExec.scala``. Or only why the batch is
+            ``refused``: shards committed other numbers of rows than tasks sent them. ``newest_epoch``: the ``epoch`` that counts, -1
+            without any, and its ``end``; ``end_epoch`` has one count.
         """
         try:
             batch = json.loads(message)
@@ -273,18 +274,11 @@ class DriverCalls:
                 fleet.options.policy,
             )
             fleet.migration.begin(placements.moves)
-            places = _places(placements)
+            direct: Mapping[str, DirectAddress | None] = {}
             if batch.get("connect_directly"):
                 direct = fleet.nodes.direct_addresses({holder.actor_name for holder in placements.holders if holder})
-                for place, holder in zip(places, placements.holders, strict=True):
-                    if place is not None and holder is not None:
-                        place["direct"] = _as_json(direct[holder.actor_name])
-            return places
-        except (
-            StateStoreError,
-            RayError,
-            TimeoutError,
-        ) as error:  # without preferred hosts a batch is slower, and still correct
+            return _places(placements, direct)
+        except (StateStoreError, RayError) as error:  # without preferred hosts a batch is slower, and still correct
             log.warning(
                 "the shards of %s are not placed, and its tasks run anywhere until executors change: %s: %s",
                 operator["state"],
@@ -324,10 +318,18 @@ class DriverCalls:
         return {"epoch": epoch, "end": end}
 
 
-def _places(placement: Placement) -> list[dict[str, Any] | None]:
-    """Return for each shard the host of its store actor and the actor's number there."""
+def _places(
+    placement: Placement, direct: Mapping[str, DirectAddress | None] = MappingProxyType({})
+) -> list[dict[str, Any] | None]:
+    """Return for each shard the host of its store actor, the actor's number there, and where tasks of other nodes connect to it."""
     return [
-        None if holder is None else {"host": holder.host, "actor": store_actor_number(holder.actor_name)}
+        None
+        if holder is None
+        else {
+            "host": holder.host,
+            "actor": store_actor_number(holder.actor_name),
+            "direct": _as_json(direct.get(holder.actor_name)),
+        }
         for holder in placement.holders
     ]
 

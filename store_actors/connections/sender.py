@@ -31,7 +31,7 @@ class FrameSender:
         self._waiting: deque[tuple[bytes, Callable[[], None]]] = deque()
         #: Set once all that waits is sent; None if nothing waits.
         self._sent: Any = None
-        self._is_over = self._is_cut = False
+        self._is_over = False
 
     def send(self, frame: bytes, sent: Callable[[], None] = lambda: None, *, is_last: bool = False) -> None:
         """Send a frame, now or later, and nothing after the last one.
@@ -46,7 +46,7 @@ class FrameSender:
             frame = self._sealed(frame) if frame else frame
             if self._sent is None:
                 frame = frame[self._sent_at_once(frame) :]
-            if frame and not self._is_cut:
+            if frame:
                 self._waiting.append((frame, sent))
                 if self._sent is None:
                     self._sent = self._threads.future()
@@ -69,10 +69,14 @@ class FrameSender:
 
     def _cut(self) -> None:
         """End the connection, with the lock."""
-        self._is_over = self._is_cut = True
+        self._is_over = True
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._waiting.clear()
+        self._end_waiting()
+
+    def _end_waiting(self) -> None:
+        """Note that nothing waits any more, with the lock."""
         if self._sent is not None:
             self._sent.set_result(None)
             self._sent = None
@@ -80,11 +84,8 @@ class FrameSender:
     def _send_waiting(self) -> None:
         while True:
             with self._guard:
-                if self._is_cut:
-                    return
                 if not self._waiting:
-                    self._sent.set_result(None)
-                    self._sent = None
+                    self._end_waiting()
                     return
                 frame, sent = self._waiting.popleft()
             try:

@@ -76,9 +76,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
     val sent = ByteBuffer.wrap(challenge)
     while (sent.hasRemaining) send(sent)
     val proof = next(ProofBytes)
-    val code = Mac.getInstance("HmacSHA256")
-    code.init(new SecretKeySpec(secret, "HmacSHA256"))
-    if (!MessageDigest.isEqual(code.doFinal(challenge), proof.array)) {
+    if (!MessageDigest.isEqual(Connection.hmac(secret).doFinal(challenge), proof.array)) {
       throw new IllegalStateException(
         "the process that answers in the place of this node's store actor is another one; nothing was sent to it, " +
           s"and nothing of this batch was lost; see who owns the socket, then restart the query [socket=`$address`]")
@@ -199,6 +197,12 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
 object Connection {
   /** Raised with each change of what is sent (FORMAT in store_actors/connections/hand_over.py). */
   final val Format = "8"
+
+  def hmac(key: Array[Byte]): Mac = {
+    val code = Mac.getInstance("HmacSHA256")
+    code.init(new SecretKeySpec(key, "HmacSHA256"))
+    code
+  }
 
   def anotherRelease(address: String) = new IllegalStateException(
     "the fleet was started by another release of Statefleet than this query, and the two cannot talk; nothing " +

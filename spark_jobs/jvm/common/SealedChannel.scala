@@ -8,8 +8,6 @@ import java.nio.charset.StandardCharsets.US_ASCII
 import java.security.{MessageDigest, SecureRandom}
 import java.util.{Arrays, Base64}
 import java.util.concurrent.ThreadLocalRandom
-import javax.crypto.Mac
-import javax.crypto.spec.SecretKeySpec
 import org.apache.spark.TaskContext
 
 /**
@@ -106,7 +104,7 @@ class SealedChannel private (val socket: SocketChannel, sends: MessageCodes, rec
 
 /** The codes of a connection's messages in one direction. */
 private class MessageCodes(key: Array[Byte]) {
-  private val code = SealedChannel.hmac(key)
+  private val code = Connection.hmac(key)
   private val number = ByteBuffer.allocate(8)
   private var count = 0L
 
@@ -130,12 +128,6 @@ object SealedChannel {
 
   /** Milliseconds for each step of the proofs. */
   private final val PatienceMs = 40000
-
-  private[statefleet] def hmac(key: Array[Byte]): Mac = {
-    val code = Mac.getInstance("HmacSHA256")
-    code.init(new SecretKeySpec(key, "HmacSHA256"))
-    code
-  }
 
   /** Seconds for which it is tried again, and milliseconds between tries at most: all tasks of a query come at once. */
   private final val TriesSeconds = 10L
@@ -197,7 +189,7 @@ object SealedChannel {
       val nonce = new Array[Byte](NonceBytes)
       new SecureRandom().nextBytes(nonce)
       val numbers = receive() ++ nonce
-      def derived(purpose: String): Array[Byte] = hmac(key).doFinal(purpose.getBytes(US_ASCII) ++ numbers)
+      def derived(purpose: String): Array[Byte] = Connection.hmac(key).doFinal(purpose.getBytes(US_ASCII) ++ numbers)
       send(nonce ++ derived("caller"))
       if (!MessageDigest.isEqual(receive(), derived("store actor"))) {
         throw new IllegalStateException(
