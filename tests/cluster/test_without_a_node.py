@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,8 +37,16 @@ def read_files(fleet: Fleet, nodes: set[str]) -> int:
     return sum(of_actor["deltas_loaded"] + of_actor["snapshots_loaded"] for of_actor in metrics)
 
 
-def follows(fleet: Fleet, commits: int) -> bool:
-    return sum(of_actor["followed"] for of_actor in store_metrics(RayActors(), fleet.status()).values()) >= commits
+def followed_by(fleet: Fleet) -> int:
+    """Return how many commits standbys have taken."""
+    return sum(of_actor["followed"] for of_actor in store_metrics(RayActors(), fleet.status()).values())
+
+
+def settled(count: Callable[[], int]) -> bool:
+    """Return whether a count stays the same for a second."""
+    before = count()
+    time.sleep(1)
+    return count() == before
 
 
 def lost_executors(fleet: Fleet) -> set[str]:
@@ -52,12 +60,11 @@ def test_standbys_take_over_from_a_node_that_is_lost(
     with ClusterQuery(followed, tmp_path, name) as query:
         for _ in range(4):
             query.batch()
-        # Each shard's standby has its copy by now, and takes the commits after it.
-        followed_before = sum(
-            of_actor["followed"] for of_actor in store_metrics(RayActors(), followed.status()).values()
-        )
+        # Each shard's standby has its copy by now. None is behind, so that those which a commit adds are all of that commit.
+        until(lambda: settled(lambda: followed_by(followed)), 30, "standbys do not come to rest", 0.1)
+        before = followed_by(followed)
         query.batch()
-        until(lambda: follows(followed, followed_before + 6), 30, "a standby did not take the last commit", 0.1)
+        until(lambda: followed_by(followed) >= before + 6, 30, "a standby did not take the last commit", 0.1)
         nodes = query.nodes()
         lost = next(node for node in cluster.worker_nodes if address_of(node.node_id) == nodes[0])
         lost_address = nodes[0]
