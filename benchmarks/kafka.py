@@ -15,14 +15,10 @@ import numpy as np
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 #: Partitions of each topic.
 PARTITIONS = 2
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
-#: Columns of an event.
-EVENT = "k LONG, due LONG"
 #: Milliseconds for which the producer gathers events.
 _LINGER_MS = 1
 _FLUSH_S = 60
@@ -60,13 +56,6 @@ class Kafka:
             return {str(one.partition): consumer.get_watermark_offsets(one)[1] for one in partitions}
         finally:
             consumer.close()
-
-    def records(self, spark: SparkSession, topic: str, columns: str, *, is_stream: bool = False) -> DataFrame:
-        """Return a topic's records, with the time of each as ``at``."""
-        reader = (spark.readStream if is_stream else spark.read).format("kafka").option("subscribe", topic)
-        records = reader.option("kafka.bootstrap.servers", self.address).option("startingOffsets", "earliest").load()
-        value = F.from_json(F.col("value").cast("string"), columns).alias("value")
-        return records.select(F.col("timestamp").alias("at"), value).select("at", "value.*")
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """The latency of stateful queries with Kafka in front and behind: of continuous queries, of micro-batches, and of Spark's own store.
 
-``python -m benchmarks.realtime``; ``--sides``, ``--workloads``, ``--rates`` and ``--keys`` choose
+``python -m benchmarks.realtime``; ``--sides``, ``--workloads``, ``--rates`` and ``--keys`` choose. Spark's real-time mode and Flink are
+sides, too, where there are environments that have them: ``--peer spark-realtime=PYTHON`` (``pip install pyspark==4.3.0``) and
+``--peer flink=PYTHON`` (``pip install apache-flink``, and ``flink-sql-connector-kafka`` in the folder ``pyflink/lib`` of it).
 
 A process sends events at a fixed rate and waits for nothing: each has the time at which it was due in its value. A query reads them,
 and sends its results to another topic, where the broker writes down when each was appended. So the latency of a result is that time
@@ -22,7 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -36,10 +38,11 @@ import pyarrow.compute as pc
 import pyspark
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.harness import SPARK_STORES, add_files, cores, in_turn, report_json, session, some_of
-from benchmarks.kafka import EVENT, PARTITIONS, PERCENTILES, EventProducer, Events, Kafka, broker
+from benchmarks.kafka import PARTITIONS, PERCENTILES, EventProducer, Events, Kafka, broker
+from benchmarks.peers.process import PEERS, PeerQuery
+from benchmarks.peers.queries import EVENT, RESULT, by_window, counted, deduplicated, records, results_writer
 from spark_jobs.page_hits import PACKAGE
 from spark_jobs.session.settings import SETTINGS
 from statefleet.fleet import connect
@@ -52,7 +55,6 @@ _SETTINGS = {
     # How often a task asks which epoch it is; by default each 100 ms, for which a shard holds back the rows of the others.
     "spark.sql.streaming.continuous.executorPollIntervalMs": "10",
 }
-_RESULT = "k LONG, n LONG, due LONG"
 #: Seconds in which all events have to be counted after the last one was sent.
 _DEADLINE_S = 120
 #: Events before all others.
@@ -60,7 +62,7 @@ _FIRST = 100
 #: What is in the command line of a process, and what the process is called in the figures.
 _ROLES = {
     "kafka.Kafka": "broker", "DefaultWorker": "executor", "org.apache.spark": "driver", "StoreActor": "store actor",
-    "spawn_main": "producer",
+    "spawn_main": "producer", "org.apache.flink": "flink",
 }  # fmt: skip
 
 
@@ -93,17 +95,6 @@ class Workload:
     same: Callable[[DataFrame], DataFrame] | None = None
 
 
-def _counted(events: Any) -> DataFrame:
-    return events.groupBy("k").agg(F.count("*").alias("n"), F.max("due").alias("due"))
-
-
-def _by_window(events: Any) -> DataFrame:
-    """Count by key and ten seconds; a window of a key is a key of the results."""
-    timed = events.withColumn("ts", F.timestamp_micros("due")).withWatermark("ts", "10 seconds")
-    counts = timed.groupBy(F.window("ts", "10 seconds"), "k").agg(F.count("*").alias("n"), F.max("due").alias("due"))
-    return counts.select((F.unix_seconds("window.start") * 10_000_000 + F.col("k")).alias("k"), "n", "due")
-
-
 _STATE = "n LONG, due LONG"
 
 
@@ -111,8 +102,8 @@ def _counted_by_function(events: Any) -> DataFrame:
     """Count by a function of the user's: the fleet's own for many keys, or Spark's for each key."""
     grouped = events.groupBy("k")
     if hasattr(grouped, "applyInArrowWithState"):
-        return grouped.applyInArrowWithState(_count_all, _RESULT, _STATE, "update", "NoTimeout")
-    return grouped.applyInPandasWithState(_count_one, _RESULT, _STATE, "update", "NoTimeout")
+        return grouped.applyInArrowWithState(_count_all, RESULT, _STATE, "update", "NoTimeout")
+    return grouped.applyInPandasWithState(_count_one, RESULT, _STATE, "update", "NoTimeout")
 
 
 def _count_all(keys: pa.Table, rows: pa.Table, state: Any) -> pa.Table:
@@ -131,21 +122,17 @@ def _count_one(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
 
 
 WORKLOADS = {
-    "count": Workload(_counted),
-    "window": Workload(_by_window),
-    "function": Workload(_counted_by_function, same=_counted),
+    "count": Workload(counted),
+    "window": Workload(by_window),
+    "function": Workload(_counted_by_function, same=counted),
     # Of keys that are drawn out of some, hardly one would be new after a while.
-    "deduplicate": Workload(
-        lambda events: events.dropDuplicates(["k"]).select("k", F.lit(1).alias("n"), "due"),
-        repeated=0.1,
-        adds_up=True,
-    ),
+    "deduplicate": Workload(deduplicated, repeated=0.1, adds_up=True),
 }
 
 
 @dataclass(frozen=True)
 class Side:
-    """How a query runs: on a fleet or not, by which trigger, and with which settings."""
+    """How a query of this session runs: on a fleet or not, by which trigger, and with which settings."""
 
     is_fleet: bool
     trigger: Mapping[str, str]
@@ -173,6 +160,40 @@ class Case:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
+class _SparkQuery:
+    """A query of this session, on a fleet of its own or none."""
+
+    def __init__(self, spark: SparkSession, case: Case, kafka: Kafka, source: str, sink: str, folder: Path) -> None:
+        side = SIDES[case.side]
+        self._checkpoint, self._kafka, self._source = folder / "checkpoint", kafka, source
+        self._fleet = connect(f"file://{folder}/fleet") if side.is_fleet else None
+        for key, value in side.settings.items():
+            spark.conf.set(key, value)
+        events: Any = records(spark, kafka.address, source, EVENT, is_stream=True).drop("at")
+        if self._fleet is not None:
+            events = self._fleet.stateful(events, name=case.workload, shards=PARTITIONS)
+        results = WORKLOADS[case.workload].query(events)
+        writer = results_writer(results, kafka.address, sink, str(self._checkpoint))
+        self._query = writer.trigger(**side.trigger).start()
+
+    def ended(self, within_s: float) -> bool:
+        """Return whether it ends within some seconds; raise what it failed with."""
+        return bool(self._query.awaitTermination(max(1, round(within_s))))
+
+    def counted_all(self) -> bool:
+        """Return whether Spark's commit log has all events."""
+        logged = [int(file.name) for file in (self._checkpoint / "commits").glob("[0-9]*")]
+        if not logged:
+            return False
+        lines = (self._checkpoint / "offsets" / str(max(logged))).read_text().splitlines()
+        return bool(json.loads(lines[-1])[self._source] == self._kafka.ends(self._source))
+
+    def stop(self) -> None:
+        self._query.stop()
+        if self._fleet is not None:
+            self._fleet.shutdown()
+
+
 class _Run:
     """A case, measured once: a query, whose state, topics and checkpoint are its own."""
 
@@ -180,10 +201,9 @@ class _Run:
         self, spark: SparkSession, kafka: Kafka, root: Path, case: Case, number: int, options: argparse.Namespace
     ) -> None:
         self._spark, self._kafka, self._case, self._seed = spark, kafka, case, number
-        self._workload, self._side = WORKLOADS[case.workload], SIDES[case.side]
-        self._name = f"{case.workload}-{case.side}-{case.rate}-{case.keys}-{number}"
-        self._source, self._sink = f"{self._name}-in", f"{self._name}-out"
-        self._folder = root / self._name
+        self._workload, self._peer = WORKLOADS[case.workload], dict(options.peers).get(case.side)
+        name = f"{case.workload}-{case.side}-{case.rate}-{case.keys}-{number}"
+        self._source, self._sink, self._folder = f"{name}-in", f"{name}-out", root / name
         self._warm_up_s, self._measured_s = options.warm_up, options.seconds
 
     def measure(self) -> dict[str, Any]:
@@ -196,8 +216,8 @@ class _Run:
         pyspark.errors.StreamingQueryException
             The query failed.
         """
-        with self._kafka.topics(self._source, self._sink), self._operators() as operators:
-            query = self._start(operators)
+        with self._kafka.topics(self._source, self._sink):
+            query = self._start()
             try:
                 self._begin(query)
                 begin_us, used = self._send(query)
@@ -206,29 +226,13 @@ class _Run:
                 query.stop()
             return {**used, **self._figures(begin_us + int(self._warm_up_s * 1e6))}
 
-    @contextmanager
-    def _operators(self) -> Iterator[Callable[[DataFrame], Any]]:
-        """What gives a frame the side's operators."""
-        if not self._side.is_fleet:
-            yield lambda frame: frame
-            return
-        fleet = connect(f"file://{self._folder}/fleet")
-        try:
-            yield lambda frame: fleet.stateful(frame, name=self._case.workload, shards=PARTITIONS)
-        finally:
-            fleet.shutdown()
+    def _start(self) -> _SparkQuery | PeerQuery:
+        ways = self._kafka, self._source, self._sink, self._folder
+        if self._peer is None:
+            return _SparkQuery(self._spark, self._case, *ways)
+        return PeerQuery(self._peer, self._case.side, self._case.workload, *ways)
 
-    def _start(self, operators: Callable[[DataFrame], Any]) -> StreamingQuery:
-        for key, value in self._side.settings.items():
-            self._spark.conf.set(key, value)
-        events = self._kafka.records(self._spark, self._source, EVENT, is_stream=True).drop("at")
-        results = self._workload.query(operators(events)).select(F.to_json(F.struct("k", "n", "due")).alias("value"))
-        writer = results.writeStream.format("kafka").option("kafka.bootstrap.servers", self._kafka.address)
-        writer = writer.option("topic", self._sink).option("kafka.linger.ms", "0").outputMode("update")
-        writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
-        return writer.trigger(**self._side.trigger).start()
-
-    def _send(self, query: StreamingQuery) -> tuple[int, dict[str, Any]]:
+    def _send(self, query: _SparkQuery | PeerQuery) -> tuple[int, dict[str, Any]]:
         """Have the events sent; return when the first was due, how late they were sent, and who used the measured seconds."""
         seconds = self._warm_up_s + self._measured_s
         producer = EventProducer(self._kafka, self._source, self._events(round(self._case.rate * seconds)))
@@ -246,7 +250,7 @@ class _Run:
     def _events(self, count: int) -> Events:
         return Events(self._case.rate, count, self._case.keys, self._workload.repeated, self._seed)
 
-    def _begin(self, query: StreamingQuery) -> None:
+    def _begin(self, query: _SparkQuery | PeerQuery) -> None:
         """Have the query count some events, so that none wait for its start."""
         producer = EventProducer(self._kafka, self._source, self._events(_FIRST))
         try:
@@ -255,32 +259,21 @@ class _Run:
             producer.end()
         self._await_all(query)
 
-    def _wait(self, query: StreamingQuery, until_s: float) -> None:
+    def _wait(self, query: _SparkQuery | PeerQuery, until_s: float) -> None:
         left_s = until_s - time.time()
-        if left_s > 0 and query.awaitTermination(max(1, round(left_s))):
+        if left_s > 0 and query.ended(left_s):
             raise WrongResultsError("the query ended before the events")
 
-    def _await_all(self, query: StreamingQuery) -> None:
-        """Wait until Spark's commit log has all events."""
-        ends, deadline = self._kafka.ends(self._source), time.monotonic() + _DEADLINE_S
-        while (counted := self._counted()) != ends:
-            if time.monotonic() > deadline or query.awaitTermination(1):
-                raise WrongResultsError(f"events were sent up to {ends}, and counted up to {counted}")
-
-    def _counted(self) -> dict[str, int]:
-        """Return the offset at the end of the last epoch or batch in Spark's commit log, by partition; empty without any."""
-        checkpoint = self._folder / "checkpoint"
-        logged = [int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")]
-        if not logged:
-            return {}
-        lines = (checkpoint / "offsets" / str(max(logged))).read_text().splitlines()
-        ends: dict[str, int] = json.loads(lines[-1])[self._source]
-        return ends
+    def _await_all(self, query: _SparkQuery | PeerQuery) -> None:
+        deadline = time.monotonic() + _DEADLINE_S
+        while not query.counted_all():
+            if time.monotonic() > deadline or query.ended(1):
+                raise WrongResultsError(f"of events up to {self._kafka.ends(self._source)}, not all were counted")
 
     def _figures(self, since_us: int) -> dict[str, Any]:
         """Return the latencies of results whose newest events were due since a time."""
-        events = self._kafka.records(self._spark, self._source, EVENT)
-        results = self._kafka.records(self._spark, self._sink, _RESULT)
+        events = records(self._spark, self._kafka.address, self._source, EVENT)
+        results = records(self._spark, self._kafka.address, self._sink, RESULT)
         last = (F.sum if self._workload.adds_up else F.max)("n").alias("last")
         rightly = self._workload.same or self._workload.query
         both = results.groupBy("k").agg(last).join(rightly(events), "k", "full")
@@ -337,11 +330,33 @@ def _row(case: Case, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return row
 
 
+def _peer(text: str) -> tuple[str, Path]:
+    """Return the side and the interpreter of an option."""
+    side, _, interpreter = text.partition("=")
+    if side not in PEERS or not Path(interpreter).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(PEERS)}, an =, and the path of a Python")
+    return side, Path(interpreter).absolute()
+
+
+def _cases(options: argparse.Namespace, workload: str, rate: int, keys: int) -> list[Case]:
+    """Return the cases of a comparison: of all sides that can run its query."""
+    sides = [*options.sides, *dict(options.peers)]
+    if workload == "function":
+        # PySpark 3.5's own worker fails with today's pyarrow where a key has several rows in a batch. The peers have none in Python.
+        of_fleets = [side for side in options.sides if SIDES[side].is_fleet]
+        sides = options.sides if pyspark.__version__ >= "4" else of_fleets
+    return [Case(workload, side, rate, keys) for side in sides]
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.realtime", description=(__doc__ or "").split("\n")[0])
     for noun, names in (("side", SIDES), ("workload", WORKLOADS)):
         choices = ",".join(names)
         parser.add_argument(f"--{noun}s", type=some_of(noun, names), default=list(names), help=f"some of {choices}")
+    parser.add_argument(
+        "--peer", dest="peers", type=_peer, action="append", default=[], metavar="SIDE=PYTHON",
+        help=f"another side ({', '.join(PEERS)}), and a Python that has it",
+    )  # fmt: skip
     parser.add_argument("--rates", type=int, nargs="+", default=[1000, 30_000], help="events a second (%(default)s)")
     parser.add_argument("--keys", type=int, nargs="+", default=[100_000, 1_000_000], help="keys (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="runs of each (%(default)s)")
@@ -365,9 +380,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         print(_line("medians, in milliseconds", [*PERCENTILES, "others"]), flush=True)
         for workload, rate, keys in product(options.workloads, options.rates, options.keys):
-            # PySpark 3.5's own worker fails with today's pyarrow where a key has several rows in a batch.
-            is_run = workload != "function" or pyspark.__version__ >= "4"
-            cases = [Case(workload, side, rate, keys) for side in options.sides if is_run or SIDES[side].is_fleet]
+            cases = _cases(options, workload, rate, keys)
             runs: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
             for number in range(options.runs):
                 for case in in_turn(cases, number):
