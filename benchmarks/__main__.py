@@ -1,7 +1,6 @@
 """The benchmark: Statefleet beside Spark's own state stores and the same queries without state, in one run of about ten minutes.
 
-``./run bench``; ``./run bench --quick`` for a check of two minutes that fails if a ratio is beyond its margin; ``./run bench --large``
-for every operator and Nexmark query with more rows, which takes hours
+``./run bench``; ``./run bench --quick`` for a check of two minutes that fails if a ratio is beyond its margin
 
 It prints a table, and writes ``build/bench/results.json``. How the sides take turns is in :mod:`benchmarks.harness`; the lines are in
 :mod:`benchmarks.lines`.
@@ -24,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import cores, fairness, scratch, session, some_of
-from benchmarks.lines import FULL, QUICK, ROCKSDB, Line, ProgramLine, Row, large
-from benchmarks.table import missed, table
-from benchmarks.workloads import WORKLOADS
+from benchmarks.lines import FULL, QUICK, Line, ProgramLine, Row
+from benchmarks.table import missed, page
 
 _ROOT = Path(__file__).parents[1]
 
@@ -74,30 +72,15 @@ def _rows(lines: Sequence[Line], options: argparse.Namespace) -> Iterator[Row]:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./run bench", description=(__doc__ or "").split("\n")[0])
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--quick", action="store_true", help="two minutes, and exit code 1 on a regression")
-    kinds.add_argument("--large", action="store_true", help="every operator and all Nexmark queries, with more rows")
-    names = list(dict.fromkeys([*(line.name for line in (*FULL, *QUICK)), *WORKLOADS]))
+    parser.add_argument("--quick", action="store_true", help="two minutes, and exit code 1 on a regression")
+    names = list(dict.fromkeys(line.name for line in (*FULL, *QUICK)))
     parser.add_argument("--only", type=some_of("line", names), help=f"some of {','.join(names)}")
-    parser.add_argument(
-        "--rocksdb", action="store_true", help="Spark's RocksDB store also where it takes minutes: 5 M keys, operators"
-    )
     parser.add_argument("--out", type=Path, default=_ROOT / "build" / "bench", help="folder of the figures")
     parser.add_argument("--folder", type=Path, help="where to put input and state (default: a temporary folder)")
     parser.add_argument("--executor-memory", default="6g", help="of the Spark executor (%(default)s)")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows a batch of a large run (%(default)s)")
-    parser.add_argument("--state", type=int, default=3_000_000, help="rows in its state, about (%(default)s)")
-    parser.add_argument("--active-keys", type=int, default=20_000, help="keys a batch of its functions (%(default)s)")
     parser.set_defaults(shards=4)
     options = parser.parse_args(argv)
-    if min(options.rows, options.state, options.active_keys) < 1:
-        parser.error("rows, state and active keys are at least 1")
     kind, lines = ("quick", QUICK) if options.quick else ("full", FULL)
-    if options.large:
-        for name in WORKLOADS.keys() & (options.only or ()):
-            if WORKLOADS[name].missing:
-                parser.error(f"{name}: {WORKLOADS[name].missing}")
-        kind, lines = "large", large(options.rows, options.state, options.active_keys)
     options.lines = [line for line in lines if options.only is None or line.name in options.only]
     if not options.lines:
         parser.error(f"a {kind} run has {', '.join(line.name for line in lines)}")
@@ -105,21 +88,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if a ratio of a quick run is beyond its margin, or a side of the fleet failed."""
+    """Run the benchmark; returns 1 if a ratio of a quick run is beyond its margin."""
     options = _parse(argv)
-    lines = options.lines
-    for side in [ROCKSDB] * options.rocksdb:
-        lines = [line.beside(side) for line in lines]
     options.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     rows: list[Row] = []
-    results = {**_facts(), "is_documented": not (options.quick or options.large), "fairness": fairness(), "rows": rows}
-    for row in _rows(lines, options):
+    results = {**_facts(), "rows": rows}
+    for row in _rows(options.lines, options):
         rows.append(row)
         # After each row: a run that is killed has given those before.
         results["seconds"] = time.monotonic() - started
         (options.out / "results.json").write_text(json.dumps(results, indent=2))
-    print(table(results))
+    print(f"{fairness()}\n\n{page(results)}")
     print(f"\nbench: {results['seconds']:.0f} s; all figures: {options.out / 'results.json'}")
     regressions = missed(rows)
     for sentence in regressions:

@@ -11,10 +11,8 @@ import json
 import os
 import platform
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,12 +53,6 @@ _SMALL_SPLITS = {"spark.sql.files.maxPartitionBytes": "4m", "spark.sql.files.ope
 _POLLING = "spark.sql.streaming.pollingDelay"
 SELDOM = "100ms"
 AT_ONCE = "10ms"
-#: Seconds for which the tasks of a stopped query may go on: Spark gives Python two to end by itself.
-_SETTLE_S = 5.0
-
-
-class DidNotFinish(Exception):
-    """A batch took longer than its limit; its query was stopped."""
 
 
 # -- a session --------------------------------------------------------------------------------------------------------
@@ -148,14 +140,12 @@ class Operators:
 
     def __init__(self, fleet: Fleet, side: str, shards: int, name: str = "") -> None:
         self._fleet, self._side, self._shards, self._name = fleet, side, shards, name or side
-        self.states: list[str] = []
 
     def __call__(self, frame: DataFrame, operator: str, mode: str = "append") -> Any:
         """Return `frame` with stateful ``groupBy``, ``join``, ..; `operator` is its name within the query, `mode` its output mode."""
         if not self._side.startswith(FLEET):
             return frame
-        self.states.append(f"{self._name}-{operator}")
-        return self._fleet.stateful(frame, name=self.states[-1], outputMode=mode, shards=self._shards)
+        return self._fleet.stateful(frame, name=f"{self._name}-{operator}", outputMode=mode, shards=self._shards)
 
 
 def write_rows(file: Path, rows: pa.Table, row_groups: int = 4) -> Path:
@@ -175,29 +165,22 @@ class Variant:
     ----------
     batch_s, fill_s
         Seconds of the measured batches, and of the batches before that built up state.
-    failure, limit_s
-        Why the query was stopped (empty if it was not), and the limit of a batch that took too long.
-    states
-        Names of its states on the fleet.
     """
 
     name: str
     folder: Path
     query: StreamingQuery
-    states: Sequence[str] = ()
     batch_s: list[float] = field(default_factory=list)
     fill_s: list[float] = field(default_factory=list)
     rows_out: list[int] = field(default_factory=list)
-    failure: str = ""
-    limit_s: float | None = None
     progress: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, name: str, root: Path, frame: DataFrame, mode: str, states: Sequence[str] = ()) -> Variant:
+    def start(cls, name: str, root: Path, frame: DataFrame, mode: str) -> Variant:
         """Start a query whose results are computed and discarded; it reads ``root/name/input`` (:meth:`input_folder`)."""
         writer = frame.writeStream.outputMode(mode).format("noop")
         query = writer.option("checkpointLocation", str(root / name / "checkpoint")).start()
-        return cls(name, cls.input_folder(root, name), query, states)
+        return cls(name, cls.input_folder(root, name), query)
 
     @staticmethod
     def input_folder(root: Path, name: str) -> Path:
@@ -205,29 +188,21 @@ class Variant:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def run(self, file: Path, limit_s: float | None = None) -> float:
+    def run(self, file: Path) -> float:
         """Give the query another file, which has rows, and wait for its batch; return the seconds that Spark measured.
 
         Raises
         ------
-        DidNotFinish
-            The batch took longer than `limit_s`. The query was stopped.
         pyspark.errors.StreamingQueryException
             The query failed.
         """
         os.link(file, self.folder / file.name)
         before = self.progress.get("batchId", -1)
-        with ThreadPoolExecutor(1) as waiting:
-            # A listing of the folder that began before the file existed may end the first wait.
-            while self.progress.get("batchId", -1) == before:
-                try:
-                    waiting.submit(self.query.processAllAvailable).result(limit_s)
-                except TimeoutError:
-                    self.query.stop()
-                    time.sleep(_SETTLE_S)
-                    raise DidNotFinish(f"did not finish in {limit_s:.0f} s") from None
-                batches = [progress for progress in self.query.recentProgress if progress["numInputRows"] > 0]
-                self.progress = dict(batches[-1]) if batches else {}
+        # A listing of the folder that began before the file existed may end the first wait.
+        while self.progress.get("batchId", -1) == before:
+            self.query.processAllAvailable()
+            batches = [progress for progress in self.query.recentProgress if progress["numInputRows"] > 0]
+            self.progress = dict(batches[-1]) if batches else {}
         return float(self.progress["durationMs"]["triggerExecution"]) / 1000
 
 
@@ -277,25 +252,18 @@ class Target:
 
 
 def ratios_of(results: Mapping[str, Mapping[str, Any]], targets: Sequence[Target]) -> list[dict[str, Any]]:
-    """Return the ratios of medians of which both sides were measured; if the numerator was stopped at ``limit_s``, its lower bound.
-
-    Their quartiles are those of the ratios batch by batch.
-    """
+    """Return the ratios of medians of which both sides were measured, with the quartiles of the ratios batch by batch."""
     ratios = []
     for target in targets:
-        over, under = results.get(target.over, {}), results.get(target.under, {})
-        above = over.get("median_s", over.get("limit_s"))
-        if above is None or "median_s" not in under:
+        over, under = results.get(target.over), results.get(target.under)
+        if over is None or under is None:
             continue
-        value, is_bound = above / under["median_s"], "median_s" not in over
-        row = {"ratio": f"{target.over} / {target.under}", "value": value, "is_lower_bound": is_bound}
-        pairs = list(zip(over.get("batch_s", ()), under.get("batch_s", ()), strict=False))
-        if pairs and not is_bound:
+        value = over["median_s"] / under["median_s"]
+        row = {"ratio": f"{target.over} / {target.under}", "value": value}
+        if pairs := list(zip(over.get("batch_s", ()), under.get("batch_s", ()), strict=False)):
             row["quartiles"] = quartiles([one / other for one, other in pairs])
         if target.bound is not None:
-            met = value >= target.bound if target.is_least else value <= target.bound
-            # A lower bound below the target is no result.
-            row["met"] = True if met and target.is_least else None if is_bound else met
+            row["met"] = value >= target.bound if target.is_least else value <= target.bound
             row["target"] = f"{'at least' if target.is_least else 'at most'} {target.bound}"
         ratios.append(row)
     return ratios

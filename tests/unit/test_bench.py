@@ -12,10 +12,9 @@ import pytest
 from benchmarks import __main__ as bench
 from benchmarks import table
 from benchmarks.harness import FLEET, PLAIN, SHUFFLED, SPARK_STORES, Target, ratios_of, summary
-from benchmarks.lines import FULL, QUICK, NexmarkLine, OperatorLine, large
+from benchmarks.lines import FULL, QUICK, NexmarkLine, OperatorLine
 from benchmarks.without_spark import uuids
-from benchmarks.workloads import WORKLOADS, Processor, Profile
-from spark_jobs.plan.spark_version import SPARK
+from benchmarks.workloads import Counts, Deduplicate, Join, Session, TextCounts, Top, Window, Workload
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,21 +27,17 @@ def row(seconds: dict[str, list[float]], *targets: Target) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def results(*rows: dict[str, Any], quick: bool = False) -> dict[str, Any]:
+def results(*rows: dict[str, Any]) -> dict[str, Any]:
     return {
         "machine": {"cores": 2, "architecture": "x86_64", "memory_gib": 16.0, "load": 0.1, "system": "Linux 6"},
         "versions": {"python": "3.11", "statefleet": "1.2.0+local", "pyspark": "3.5"},
         "date": "2026-01-02 03:04 UTC",
         "commit": "abc",
-        "is_documented": not quick,
         "seconds": 540.0,
-        "fairness": "all < the same",
         "rows": list(rows),
     }
 
 
-#: A side that few lines have.
-OTHER = "rocksdb"
 ENGINE = {
     "line": "engine", "title": "the engine", "detail": "10 keys", "sides": {}, "ratios": [],
     "figures": {"int64 keys": {"upsert_ns": 251.4, "table_ns": 58.0}, "UUID text keys": {"upsert_ns": 800.0}},
@@ -74,47 +69,19 @@ def test_every_ratio_of_the_quick_run_has_a_margin_and_both_sides() -> None:
             assert {side for target in line.targets for side in (target.over, target.under)} <= set(line.plan.sides)
 
 
-@pytest.mark.parametrize("line", [line for line in FULL if isinstance(line, OperatorLine)], ids=lambda line: line.name)
-def test_a_further_side_is_run_once(line: Any) -> None:
-    further = line.beside(OTHER).beside(OTHER)
-    assert sorted(further.plan.sides) == sorted({FLEET, OTHER, *line.plan.sides})
-
-
 def test_a_name_of_the_other_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--quick", "--only", "nexmark"])
     assert "a quick run has engine" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_has_the_filling_rows_that_it_says_and_repeats_its_rows(name: str) -> None:
-    workload = WORKLOADS[name](1_000, 3_000)
+@pytest.mark.parametrize("kind", [Counts, Deduplicate, Join, Session, TextCounts, Top, Window])
+def test_a_workload_has_the_filling_rows_that_it_says_and_repeats_its_rows(kind: type[Workload]) -> None:
+    workload = kind(1_000, 3_000)
     assert sum(rows.num_rows for rows in workload.filling()) == workload.fill
     assert workload.batch(1).num_rows == 1_000
     assert workload.batch(1).equals(workload.batch(1))
     assert not workload.batch(1).equals(workload.batch(2))
-
-
-@pytest.mark.parametrize("name", [name for name, workload in WORKLOADS.items() if workload.rows_a_key])
-def test_every_key_of_a_batch_of_profiles_has_the_same_number_of_rows(name: str) -> None:
-    counts = WORKLOADS[name](1_000, 0).batch(1)["user"].value_counts().field("counts").unique()
-    assert counts.to_pylist() == [WORKLOADS[name].rows_a_key]
-
-
-def test_processors_are_compared_where_spark_has_them() -> None:
-    names = [line.name for line in large(1_000, 3_000, 10)]
-    assert (Processor.name in names) == bool(SPARK.PROCESSOR_CLASSES)
-    assert Profile.name in names
-
-
-def test_a_workload_that_spark_cannot_run_is_refused_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if SPARK.PROCESSOR_CLASSES:
-        monkeypatch.setattr(Processor, "missing", "Spark 3.5 has no transformWithState")
-    with pytest.raises(SystemExit):
-        bench.main(["--large", "--only", "processor"])
-    assert "processor: Spark 3.5 has no transformWithState" in capsys.readouterr().err
 
 
 def test_uuids_are_uuids() -> None:
@@ -139,12 +106,6 @@ def test_a_ratio_beyond_its_margin_is_a_sentence() -> None:
     )
 
 
-def test_a_side_of_the_fleet_that_failed_is_a_sentence() -> None:
-    failed = {**COMPARED, "ratios": [], "sides": {FLEET: {"failure": "failed: no\nmore"}, "hdfs": {"failure": "slow"}}}
-    assert table.missed([failed]) == ["counts & sums (1,000 rows; 3 batches): Statefleet: failed: no"]
-    assert "failed" in table.table(results(failed))
-
-
 @pytest.mark.parametrize(("bound", "code"), [(3.0, 0), (1.5, 1)])
 def test_a_quick_run_ends_with_1_on_a_regression(
     bound: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -158,24 +119,12 @@ def test_a_quick_run_ends_with_1_on_a_regression(
     assert {"machine", "versions", "date", "commit", "seconds"} <= written.keys()
 
 
-def test_the_table_comes_between_the_marks_of_the_documentation() -> None:
-    text = (ROOT / "docs" / "performance.md").read_text()
-    changed = table.with_table(text, results(COMPARED, ENGINE))
-    assert "| counts & sums | 1,000 rows; 3 batches | 2.00 (1.50 to 2.50) | 2.00 (2.00 to 3.00) | 2.000 |" in changed
-    assert "| upsert, ns a row | 251 | 800 |" in changed
-    assert "Statefleet 1.2.0 (abc) with python 3.11, pyspark 3.5; 2 cores (x86_64), 16.0 GiB, Linux 6; 2026" in changed
-    # Everything else stays, and so do the marks.
-    assert table.with_table(changed, results()) == table.with_table(text, results())
-    with pytest.raises(ValueError, match="no marks"):
-        table.with_table("# A page", results())
-
-
-def test_figures_of_a_quick_run_are_not_documented(tmp_path: Path) -> None:
-    figures, target = tmp_path / "results.json", tmp_path / "page.md"
-    figures.write_text(json.dumps(results(COMPARED, quick=True)))
-    with pytest.raises(SystemExit):
-        table.main([str(figures), "--page", str(target)])
-    assert not target.exists()
+def test_the_tables_are_markdown() -> None:
+    lines = table.page(results(COMPARED, ENGINE)).splitlines()
+    assert "| counts & sums | 1,000 rows; 3 batches | 2.00 (1.50 to 2.50) | 2.00 (2.00 to 3.00) | 2.000 |" in lines
+    assert "| upsert, ns a row | 251 | 800 |" in lines
+    ran_on = "Statefleet 1.2.0 (abc) with python 3.11, pyspark 3.5; 2 cores (x86_64), 16.0 GiB, Linux 6; 2026"
+    assert lines[0].startswith(ran_on)
 
 
 def test_the_sides_have_names() -> None:
