@@ -1,9 +1,7 @@
 package org.apache.spark.sql.statefleet
 
 import java.nio.charset.StandardCharsets.UTF_8
-import java.util.UUID
 import java.util.concurrent.atomic.AtomicReference
-import org.apache.hadoop.fs.Path
 import org.apache.spark.{SparkContext, SparkException, TaskFailedReason, TaskKilled}
 import org.apache.spark.internal.Logging
 import org.apache.spark.rdd.RDD
