@@ -128,8 +128,9 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   private lazy val coordinator =
     EpochCoordinatorRef.get(context.getLocalProperty(ContinuousExecution.EPOCH_COORDINATOR_ID_KEY), SparkEnv.get)
 
-  /** When rows were sent last. */
+  /** When rows were sent last, and how long the next ones gather. */
   @volatile private var cutAt = System.nanoTime() - EpochTask.GatherNs
+  @volatile private var gatherNs = EpochTask.GatherNs
 
   /** Since when the oldest row waits, and the oldest unanswered one did; and the longest wait of a row in the epoch. */
   private var waitingSince = 0L
@@ -220,7 +221,7 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
    */
   def isDue: Boolean = unanswered == 0 && untilDue <= 0
 
-  private def untilDue: Long = cutAt + EpochTask.GatherNs - System.nanoTime()
+  private def untilDue: Long = cutAt + gatherNs - System.nanoTime()
 
   /** Whether all rows of an epoch were read. */
   def isRead(epoch: Long): Boolean = readEpoch == epoch
@@ -276,6 +277,7 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
       streams.foreach(_.cut(epoch))
       if (unanswered == 0) unansweredSince = waitingSince
       unanswered += waiting
+      gatherNs = if (waiting >= EpochTask.BusyRows) EpochTask.BusyGatherNs else EpochTask.GatherNs
       waiting = 0
       waitingBytes = 0L
       cutAt = System.nanoTime()
@@ -311,8 +313,10 @@ object EpochTask {
   /** Milliseconds between questions whether an epoch was ended for which there is no room. */
   private final val FullMs = 100L
 
-  /** Nanoseconds between two times at which rows are sent, at least. */
+  /** Nanoseconds between two times at which rows are sent, at least; and between those of a busy task, which sent so many. */
   private final val GatherNs = 4000000L
+  private final val BusyGatherNs = 8000000L
+  private final val BusyRows = 50
 
   /** Milliseconds between looks whether the task was cancelled, if nothing wakes it. */
   private final val LookMs = 1000L
