@@ -24,15 +24,37 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from benchmarks.without_spark import COUNT_AND_SUM, uuids
-from coordinator.model.schema import Field
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from store_actors.engine.versions import RETAINED_VERSIONS
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 
+#: Counts and sums by an integer key.
+_COUNT_AND_SUM = StateSchema(
+    keys=(Field("k", "int64"),),
+    inputs=(Field("v", "int64"),),
+    accumulators=(
+        Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),
+        Accumulator(AccumulatorKind.SUM_INT, ("v",), (Field("total", "int64"),)),
+    ),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="update",
+)
+_DASHES = (8, 13, 18, 23)
 _VALUES = (Field("n", "int64"), Field("total", "int64"))
 _Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def uuids(count: int) -> pa.Array:
+    """Return random UUIDs as text, the same for the same number."""
+    digits = np.frombuffer(np.random.default_rng(count).bytes(16 * count).hex().encode(), "S1").reshape(count, 32)
+    text = np.full((count, 36), b"-", "S1")
+    text[:, [place for place in range(36) if place not in _DASHES]] = digits
+    offsets = pa.py_buffer(np.arange(0, 36 * count + 1, 36, dtype=np.int32))
+    return pa.StringArray.from_buffers(count, offsets, pa.py_buffer(text.tobytes()))
 
 
 def _median_ns(action: Callable[[Any], Any], inputs: Sequence[Any]) -> float:
@@ -127,11 +149,11 @@ class _Store:
 
 def _counted(keys: int, rows: int, times: int) -> dict[str, float]:
     """Return nanoseconds a row of counts and sums by an integer key, and bytes a key."""
-    shard, random = AggregateShard(COUNT_AND_SUM), np.random.default_rng(keys)
+    shard, random = AggregateShard(_COUNT_AND_SUM), np.random.default_rng(keys)
 
     def apply(numbers: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         batch = pa.record_batch({"k": numbers, "v": numbers})
-        shard.apply(ShardInput.of_raw(COUNT_AND_SUM, batch), 0, shard.version + 1)
+        shard.apply(ShardInput.of_raw(_COUNT_AND_SUM, batch), 0, shard.version + 1)
         shard.commit()
 
     apply(random.permutation(keys))

@@ -19,8 +19,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from benchmarks.engine import uuids
 from benchmarks.harness import FLEET, PLAIN, SELDOM, SHUFFLED, Operators, Variant, use_side
-from benchmarks.without_spark import uuids
 from statefleet.fleet import Fleet
 
 Numbers = npt.NDArray[np.int64]

@@ -1,6 +1,6 @@
 """The connection of a task of a continuous query: pieces of rows and markers come, and what they emit is sent, for as long as the run.
 
-``EpochTask.scala`` is the other side. The connection begins as any of :mod:`store_actors.connections.hand_over`, with proof, request
+``PieceStream.scala`` is the other side. The connection begins as any of :mod:`store_actors.connections.hand_over`, with proof, request
 and operator, and an Arrow stream that only has the schema of the rows. Then follow frames, each with its kind in a byte. Integers have
 the highest byte first.
 

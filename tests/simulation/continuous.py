@@ -91,7 +91,7 @@ class ContinuousDriver(Party):
 
 
 class EpochRun:
-    """A run of the query's tasks: of Spark the coordinator of its epochs, of ``Epochs.scala`` ``EpochRun`` and ``EpochGate``."""
+    """A run of the query's tasks: of Spark the coordinator of its epochs, of this project's JVM code ``EpochRun`` and ``EpochGate``."""
 
     def __init__(self, driver: ContinuousDriver, first_epoch: int, start: Offsets) -> None:
         self.driver, self.world, self.scheduler = driver, driver.world, driver.scheduler
