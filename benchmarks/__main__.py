@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # After each row: a run that is killed has given those before.
         results["seconds"] = time.monotonic() - started
         (options.out / "results.json").write_text(json.dumps(results, indent=2))
-    print(f"{fairness()}\n\n{page(results)}")
+    print(f"{fairness()}\n\nratios of median batches (and quartiles of the batches' ratios)\n\n{page(results)}")
     print(f"\nbench: {results['seconds']:.0f} s; all figures: {options.out / 'results.json'}")
     regressions = missed(rows)
     for sentence in regressions:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from benchmarks.shared import SPARK_STORES
 from spark_jobs.plan.operator_rules import UnboundedStateWarning
 from spark_jobs.session.spark_session import start_session, stop_session
 
@@ -32,19 +33,11 @@ if TYPE_CHECKING:
 
 Side = TypeVar("Side")
 
-_PROVIDER = "org.apache.spark.sql.execution.streaming.state."
 #: Names of the sides: the fleet; the fleet where small batches are shuffled as others are; the same query with a shuffle, without state
-#: and without Python; and Spark's own stores with their configuration.
+#: and without Python.
 FLEET = "statefleet"
 SHUFFLED = "statefleet-shuffled"
 PLAIN = "plain"
-SPARK_STORES = {
-    "hdfs": {"spark.sql.streaming.stateStore.providerClass": f"{_PROVIDER}HDFSBackedStateStoreProvider"},
-    "rocksdb": {
-        "spark.sql.streaming.stateStore.providerClass": f"{_PROVIDER}RocksDBStateStoreProvider",
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    },
-}
 #: Spark evicts state by the watermark of the batch before: in a steady stream that is one batch an input, as on the fleet.
 _ONE_BATCH = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 #: Settings with which Spark reads each row group of a file of :func:`write_rows` in a task of its own.

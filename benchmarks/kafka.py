@@ -16,8 +16,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-#: Partitions of each topic.
-PARTITIONS = 2
+from benchmarks.shared import PARTITIONS
+
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 #: Milliseconds for which the producer gathers events.
 _LINGER_MS = 1

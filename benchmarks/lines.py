@@ -27,7 +27,6 @@ from benchmarks.harness import (
     FLEET,
     PLAIN,
     SHUFFLED,
-    SPARK_STORES,
     Operators,
     Target,
     in_turn,
@@ -41,6 +40,7 @@ from benchmarks.nexmark.files import read_stream, write_events
 from benchmarks.nexmark.generator import Nexmark
 from benchmarks.nexmark.queries import QUERIES, Query
 from benchmarks.operators import Plan, compare
+from benchmarks.shared import SPARK_STORES
 from benchmarks.workloads import Counts, Deduplicate, Join, Session, TextCounts, Top, Window, Workload
 from statefleet.fleet import Fleet, connect
 

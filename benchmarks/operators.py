@@ -37,7 +37,7 @@ class _Comparison:
     """A workload on all sides of a plan."""
 
     def __init__(self, spark: SparkSession, fleet: Fleet, workload: Workload, plan: Plan, root: Path) -> None:
-        self._fleet, self._workload, self._plan = fleet, workload, plan
+        self._workload, self._plan = workload, plan
         self._files = root / "files"
         self._files.mkdir(parents=True)
         self._variants = [workload.start(spark, fleet, side, plan.shards, root) for side in plan.sides]

@@ -24,7 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -39,10 +39,11 @@ import pyspark
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from benchmarks.harness import SPARK_STORES, add_files, cores, in_turn, report_json, session, some_of
-from benchmarks.kafka import PARTITIONS, PERCENTILES, EventProducer, Events, Kafka, broker
+from benchmarks.harness import add_files, cores, in_turn, report_json, session, some_of
+from benchmarks.kafka import PERCENTILES, EventProducer, Events, Kafka, broker
 from benchmarks.peers.process import PEERS, PeerQuery
-from benchmarks.peers.queries import EVENT, RESULT, by_window, counted, deduplicated, records, results_writer
+from benchmarks.peers.queries import EVENT, QUERIES, RESULT, records, results_writer
+from benchmarks.shared import PARTITIONS, SPARK_STORES
 from spark_jobs.page_hits import PACKAGE
 from spark_jobs.session.settings import SETTINGS
 from statefleet.fleet import connect
@@ -122,11 +123,11 @@ def _count_one(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
 
 
 WORKLOADS = {
-    "count": Workload(counted),
-    "window": Workload(by_window),
-    "function": Workload(_counted_by_function, same=counted),
+    "count": Workload(QUERIES["count"]),
+    "window": Workload(QUERIES["window"]),
+    "function": Workload(_counted_by_function, same=QUERIES["count"]),
     # Of keys that are drawn out of some, hardly one would be new after a while.
-    "deduplicate": Workload(deduplicated, repeated=0.1, adds_up=True),
+    "deduplicate": Workload(QUERIES["deduplicate"], repeated=0.1, adds_up=True),
 }
 
 
@@ -166,15 +167,20 @@ class _SparkQuery:
     def __init__(self, spark: SparkSession, case: Case, kafka: Kafka, source: str, sink: str, folder: Path) -> None:
         side = SIDES[case.side]
         self._checkpoint, self._kafka, self._source = folder / "checkpoint", kafka, source
-        self._fleet = connect(f"file://{folder}/fleet") if side.is_fleet else None
         for key, value in side.settings.items():
             spark.conf.set(key, value)
         events: Any = records(spark, kafka.address, source, EVENT, is_stream=True).drop("at")
-        if self._fleet is not None:
-            events = self._fleet.stateful(events, name=case.workload, shards=PARTITIONS)
-        results = WORKLOADS[case.workload].query(events)
-        writer = results_writer(results, kafka.address, sink, str(self._checkpoint))
-        self._query = writer.trigger(**side.trigger).start()
+        with ExitStack() as ends:
+            if side.is_fleet:
+                fleet = connect(f"file://{folder}/fleet")
+                ends.callback(fleet.shutdown)
+                events = fleet.stateful(events, name=case.workload, shards=PARTITIONS)
+            results = WORKLOADS[case.workload].query(events)
+            writer = results_writer(results, kafka.address, sink, str(self._checkpoint))
+            self._query = writer.trigger(**side.trigger).start()
+            ends.callback(self._query.stop)
+            #: Stops the query, and then its fleet.
+            self.stop = ends.pop_all().close
 
     def ended(self, within_s: float) -> bool:
         """Return whether it ends within some seconds; raise what it failed with."""
@@ -188,10 +194,8 @@ class _SparkQuery:
         lines = (self._checkpoint / "offsets" / str(max(logged))).read_text().splitlines()
         return bool(json.loads(lines[-1])[self._source] == self._kafka.ends(self._source))
 
-    def stop(self) -> None:
-        self._query.stop()
-        if self._fleet is not None:
-            self._fleet.shutdown()
+
+_Query = _SparkQuery | PeerQuery
 
 
 class _Run:
@@ -201,7 +205,7 @@ class _Run:
         self, spark: SparkSession, kafka: Kafka, root: Path, case: Case, number: int, options: argparse.Namespace
     ) -> None:
         self._spark, self._kafka, self._case, self._seed = spark, kafka, case, number
-        self._workload, self._peer = WORKLOADS[case.workload], dict(options.peers).get(case.side)
+        self._workload, self._peer = WORKLOADS[case.workload], options.peers.get(case.side)
         name = f"{case.workload}-{case.side}-{case.rate}-{case.keys}-{number}"
         self._source, self._sink, self._folder = f"{name}-in", f"{name}-out", root / name
         self._warm_up_s, self._measured_s = options.warm_up, options.seconds
@@ -226,13 +230,13 @@ class _Run:
                 query.stop()
             return {**used, **self._figures(begin_us + int(self._warm_up_s * 1e6))}
 
-    def _start(self) -> _SparkQuery | PeerQuery:
+    def _start(self) -> _Query:
         ways = self._kafka, self._source, self._sink, self._folder
         if self._peer is None:
             return _SparkQuery(self._spark, self._case, *ways)
         return PeerQuery(self._peer, self._case.side, self._case.workload, *ways)
 
-    def _send(self, query: _SparkQuery | PeerQuery) -> tuple[int, dict[str, Any]]:
+    def _send(self, query: _Query) -> tuple[int, dict[str, Any]]:
         """Have the events sent; return when the first was due, how late they were sent, and who used the measured seconds."""
         seconds = self._warm_up_s + self._measured_s
         producer = EventProducer(self._kafka, self._source, self._events(round(self._case.rate * seconds)))
@@ -250,7 +254,7 @@ class _Run:
     def _events(self, count: int) -> Events:
         return Events(self._case.rate, count, self._case.keys, self._workload.repeated, self._seed)
 
-    def _begin(self, query: _SparkQuery | PeerQuery) -> None:
+    def _begin(self, query: _Query) -> None:
         """Have the query count some events, so that none wait for its start."""
         producer = EventProducer(self._kafka, self._source, self._events(_FIRST))
         try:
@@ -259,12 +263,12 @@ class _Run:
             producer.end()
         self._await_all(query)
 
-    def _wait(self, query: _SparkQuery | PeerQuery, until_s: float) -> None:
+    def _wait(self, query: _Query, until_s: float) -> None:
         left_s = until_s - time.time()
         if left_s > 0 and query.ended(left_s):
             raise WrongResultsError("the query ended before the events")
 
-    def _await_all(self, query: _SparkQuery | PeerQuery) -> None:
+    def _await_all(self, query: _Query) -> None:
         deadline = time.monotonic() + _DEADLINE_S
         while not query.counted_all():
             if time.monotonic() > deadline or query.ended(1):
@@ -340,7 +344,7 @@ def _peer(text: str) -> tuple[str, Path]:
 
 def _cases(options: argparse.Namespace, workload: str, rate: int, keys: int) -> list[Case]:
     """Return the cases of a comparison: of all sides that can run its query."""
-    sides = [*options.sides, *dict(options.peers)]
+    sides = [*options.sides, *options.peers]
     if workload == "function":
         # PySpark 3.5's own worker fails with today's pyarrow where a key has several rows in a batch. The peers have none in Python.
         of_fleets = [side for side in options.sides if SIDES[side].is_fleet]
@@ -366,7 +370,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--executor-memory", default="2g", help="of the Spark executor (%(default)s)")
     add_files(parser)
     parser.set_defaults(shards=PARTITIONS, json=Path(__file__).parents[1] / "build" / "bench" / "realtime.json")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.peers = dict(options.peers)
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:

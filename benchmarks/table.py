@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness import FLEET, PLAIN, SHUFFLED, SPARK_STORES
+from benchmarks.harness import FLEET, PLAIN, SHUFFLED
+from benchmarks.shared import SPARK_STORES
 
 HDFS, ROCKSDB = SPARK_STORES
 #: What readers call the sides.
@@ -105,7 +106,10 @@ def _table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
 
 def page(results: Mapping[str, Any]) -> str:
     """Return the tables in Markdown."""
-    parts = [f"{ran_on(results)}\n", _table(*_compared(results["rows"]))]
+    parts = [f"{ran_on(results)}\n"]
+    columns, cells = _compared(results["rows"])
+    if cells:
+        parts.append(_table(columns, cells))
     for row in results["rows"]:
         if "figures" in row:
             parts += [f"{row['title'].capitalize()}: {row['detail']}.\n", _table(*figures_table(row))]

@@ -6,6 +6,8 @@ import sys
 
 from pyflink.table import EnvironmentSettings, TableEnvironment
 
+from benchmarks.shared import PARTITIONS
+
 _QUERIES = {
     "count": "SELECT k, COUNT(*) AS n, MAX(due) AS due FROM events GROUP BY k",
     # As numbers and without a watermark: a window of SQL's gives its counts only once it is over.
@@ -15,7 +17,7 @@ _QUERIES = {
         SELECT *, ROW_NUMBER() OVER (PARTITION BY k ORDER BY arrived ASC) AS place FROM events) WHERE place = 1""",
 }
 _SETTINGS = {
-    "parallelism.default": "2",
+    "parallelism.default": str(PARTITIONS),
     "state.backend.type": "rocksdb",
     "execution.checkpointing.interval": "1 s",
     "execution.checkpointing.incremental": "true",

@@ -54,10 +54,14 @@ class PeerQuery:
         return results > 0 and time.monotonic() - self._since > _QUIET_S
 
     def stop(self) -> None:
-        """End its processes."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
-                return
+        """End its processes, of which Java may outlive Python, and wait until none uses the cores of the next side."""
+        deadline = time.monotonic() + _END_S
+        # None of the group is left.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+            while time.monotonic() < deadline:
+                self._process.poll()
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.1)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

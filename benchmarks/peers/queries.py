@@ -1,4 +1,4 @@
-"""The queries of :mod:`benchmarks.realtime` that any PySpark runs: an environment of another Spark has nothing of this project."""
+"""The queries of :mod:`benchmarks.realtime` that any PySpark runs: an environment of another Spark needs no more of them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,26 @@ def results_writer(results: DataFrame, address: str, topic: str, checkpoint: str
     return writer.option("kafka.linger.ms", "0").option("checkpointLocation", checkpoint).outputMode("update")
 
 
+def _newest(groups: Any) -> DataFrame:
+    return groups.agg(F.count("*").alias("n"), F.max("due").alias("due"))
+
+
 def counted(events: Any) -> DataFrame:
     """Count by key."""
-    return events.groupBy("k").agg(F.count("*").alias("n"), F.max("due").alias("due"))
+    return _newest(events.groupBy("k"))
 
 
 def by_window(events: Any) -> DataFrame:
     """Count by key and ten seconds; a window of a key is a key of the results."""
     timed = events.withColumn("ts", F.timestamp_micros("due")).withWatermark("ts", "10 seconds")
-    counts = timed.groupBy(F.window("ts", "10 seconds"), "k").agg(F.count("*").alias("n"), F.max("due").alias("due"))
+    counts = _newest(timed.groupBy(F.window("ts", "10 seconds"), "k"))
     return counts.select((F.unix_seconds("window.start") * 10_000_000 + F.col("k")).alias("k"), "n", "due")
 
 
 def deduplicated(events: Any) -> DataFrame:
     """The first event of each key."""
     return events.dropDuplicates(["k"]).select("k", F.lit(1).alias("n"), "due")
+
+
+#: By the name of their workload.
+QUERIES = {"count": counted, "window": by_window, "deduplicate": deduplicated}

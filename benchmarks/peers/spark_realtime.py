@@ -1,4 +1,4 @@
-"""A query in Spark's real-time mode, with Spark's own RocksDB store: PySpark from 4.3, and nothing else, runs this module."""
+"""A query in Spark's real-time mode, with Spark's own RocksDB store: an environment with PySpark from 4.3 runs this module."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from benchmarks.peers.queries import EVENT, by_window, counted, deduplicated, records, results_writer
+from benchmarks.peers.queries import EVENT, QUERIES, records, results_writer
+from benchmarks.shared import PARTITIONS, SPARK_STORES
 
-_QUERIES = {"count": counted, "window": by_window, "deduplicate": deduplicated}
 #: The newest release for which there is a connector to Kafka on Maven Central; Spark 4.3 runs it.
 _PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
-_STORE = "spark.sql.streaming.stateStore"
 _SETTINGS = {
     "spark.jars.packages": _PACKAGE,
     "spark.ui.enabled": "false",
     "spark.driver.memory": "2g",
-    "spark.sql.shuffle.partitions": "2",
-    f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    f"{_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.shuffle.partitions": str(PARTITIONS),
+    **SPARK_STORES["rocksdb"],
 }
 
 
@@ -29,7 +27,7 @@ def main(workload: str, address: str, source: str, sink: str, folder: str) -> No
     for key, value in _SETTINGS.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    results = _QUERIES[workload](records(spark, address, source, EVENT, is_stream=True).drop("at"))
+    results = QUERIES[workload](records(spark, address, source, EVENT, is_stream=True).drop("at"))
     results_writer(results, address, sink, folder).trigger(realTime="5 minutes").start().awaitTermination()
 
 

@@ -12,8 +12,9 @@ import pytest
 from benchmarks import __main__ as bench
 from benchmarks import table
 from benchmarks.engine import uuids
-from benchmarks.harness import FLEET, PLAIN, SHUFFLED, SPARK_STORES, Target, ratios_of, summary
+from benchmarks.harness import FLEET, PLAIN, SHUFFLED, Target, ratios_of, summary
 from benchmarks.lines import FULL, QUICK, NexmarkLine, OperatorLine
+from benchmarks.shared import SPARK_STORES
 from benchmarks.workloads import Counts, Deduplicate, Join, Session, TextCounts, Top, Window, Workload
 
 ROOT = Path(__file__).parents[2]
