@@ -1,8 +1,8 @@
 """A user's program in a continuous query: one shard's, called for pieces of rows as they come, for as long as the run.
 
 The store actor of the shard sends pieces, and the ends of epochs (:mod:`store_actors.connections.function_stream`). To the program each
-of them is a batch: timers fire after any. The batches of an epoch have one session on the keyed stores, which commits at its end. All
-sessions of a run are under the lease of its first epoch.
+of them is a batch: timers fire after any. A run has one session on the keyed stores, under the lease of its first epoch. At the end of
+each epoch it seals a version, which is stored and committed while the rows of the next one are taken.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 import pyarrow as pa
 from msgspec import structs
 
+from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StateStoreError
-from coordinator.model.identities import TaskIdentity
 from coordinator.model.watermarks import Watermarks
 from spark_jobs.functions.user_program import OpenProgram, UserBatch, UserTask
 from spark_jobs.worker.process import fleet_client, task_identity
 from store_actors.actor.fleet_clients import fleet_client_of
-from store_actors.client.fleet_client import FleetClient
 from store_actors.client.leased_calls import LocalActors
 from store_actors.client.operator_task import BatchHeader, EventTimes
-from store_actors.connections.function_stream import PIECE, Frame, FunctionConnection
+from store_actors.client.state_store import StateStore
+from store_actors.connections.function_stream import PIECE, FunctionConnection
 from store_actors.engine.columns import in_schema
 from store_actors.messages.requests import BatchFacts
 
@@ -52,7 +52,8 @@ def serve(task: UserTask, header: BatchHeader, where: dict[str, Any]) -> None:
             client = fleet_client_of(task.address, LocalActors(name, _StoreActor(connection), _Calls()))
             identity = structs.replace(task_identity(task.metadata, header), is_epoch=True)
             with task.program.opened(client, identity, task.schema) as program:
-                _EpochProgram(task, header.shard, program, client, identity).serve(connection)
+                store, grant = client.open_granted(identity, task.metadata, program.stores)
+                _EpochProgram(task, header.shard, program, store, grant).serve(connection)
         except Exception as error:
             connection.fail(error)
             raise
@@ -81,17 +82,14 @@ class _Calls:
 
 
 class _EpochProgram:
-    """A program, and the session of the present epoch."""
+    """A program, and its session on the state."""
 
-    def __init__(
-        self, task: UserTask, shard: int, program: OpenProgram, client: FleetClient, identity: TaskIdentity
-    ) -> None:
+    def __init__(self, task: UserTask, shard: int, program: OpenProgram, store: StateStore, grant: LeaseGrant) -> None:
         self._task, self._shard, self._program = task, shard, program
-        self._client, self._identity = client, identity
         self._raw = task.schema.raw_schema()
-        self._store, self._grant = client.open_granted(identity, task.metadata, program.stores)
-        self._watermarks = self._grant.watermarks
-        self._base_version = self._grant.base_version
+        self._store = store
+        self._watermarks = grant.watermarks
+        self._base_version = grant.base_version
         self._rows = self._late = 0
 
     def serve(self, connection: FunctionConnection) -> None:
@@ -104,7 +102,8 @@ class _EpochProgram:
                     after = self._watermarks.reached(frame.watermark_ms)
                     after = structs.replace(after, output_ms=max(after.output_ms, after.input_ms))
                     connection.answer(frame, self._run(self._raw.empty_table(), after))
-                    self._commit(frame, after)
+                    self._store.seal(BatchFacts(after, self._rows, self._late, self._task.due_per_ms))
+                    self._watermarks, self._rows, self._late = after, 0, 0
         finally:
             # Where the session or its store actor is gone, so are its writes.
             with suppress(StateStoreError):
@@ -122,10 +121,3 @@ class _EpochProgram:
         # An initial state is taken once.
         self._base_version = max(1, self._base_version)
         return pa.concat_tables(emitted) if emitted else pa.table({})
-
-    def _commit(self, frame: Frame, after: Watermarks) -> None:
-        """Commit the epoch, and begin the next one."""
-        self._store.commit(BatchFacts(after, self._rows, self._late, self._task.due_per_ms))
-        self._watermarks, self._rows, self._late = after, 0, 0
-        self._identity = structs.replace(self._identity, batch_id=frame.epoch + 1)
-        self._store = self._client.open_next(self._identity, self._grant, self._program.stores)

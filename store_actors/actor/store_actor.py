@@ -269,6 +269,15 @@ class StoreProcess:
     def commit_session(self, session_id: str, facts: BatchFacts | int | None, writes: Sequence[Write]) -> int:
         return self._keyed.commit(session_id, facts, writes)
 
+    def seal_session(
+        self,
+        session_id: str,
+        facts: BatchFacts,
+        writes: Sequence[Write],
+        tell_failed: Callable[[BaseException], object],
+    ) -> int:
+        return self._keyed.seal(session_id, facts, writes, tell_failed)
+
     def session_committed(self, session_id: str) -> bool:
         return self._keyed.committed(session_id)
 

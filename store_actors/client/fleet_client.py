@@ -123,27 +123,6 @@ class FleetClient:
         (of_task,) = self.calls.under_leases([task], metadata, call)
         return of_task
 
-    def open_next(self, task: TaskIdentity, grant: LeaseGrant, stores: tuple[StoreSpec, ...]) -> StateStore:
-        """Return a handle of the epoch after the one that the same run has committed, under the lease of its first epoch.
-
-        Raises
-        ------
-        StoreUnavailableError
-            The store actor was lost.
-        StateStoreError
-            The store refused the call.
-        """
-        location = grant.lease.location
-        request = OpenRequest(task, grant.lease, task.batch_id, stores)
-        try:
-            handle = self.calls.handle(location)
-            session_id, version = unwrapped(self._actors, handle, handle.open_update.remote(request))
-        except RayActorError as error:
-            self.calls.lost(location)
-            raise unavailable(task, error) from error
-        session = SessionCalls(self._actors, handle, session_id, request)
-        return StateStore(session, default_store(grant.lease.store_id, stores), version)
-
     def open_read(
         self, state_name: str, shard: int, stores: tuple[StoreSpec, ...], version: int | None
     ) -> ReadStateStore:

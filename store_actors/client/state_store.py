@@ -221,6 +221,18 @@ class StateStore(ReadStateStore):
         self._session.committed = True
         return version
 
+    def seal(self, facts: BatchFacts) -> None:
+        """Make the updates of all the handle's stores one version, and go on with the next one while it becomes durable.
+
+        Of the handle of an epoch, over the connection of its worker: that ends if the version is not committed.
+
+        Raises
+        ------
+        StateStoreError
+            The version before was not committed; or as of :meth:`commit`.
+        """
+        self.version = int(self._session.call("seal_session", facts))
+
     def abort(self) -> None:
         """Drop the updates.
 

@@ -20,6 +20,8 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import AuthenticationError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -80,6 +82,18 @@ def _plain(kind: int, content: bytes) -> bytes:
     return _HEAD.pack(kind, 0, 0, len(content)) + content
 
 
+@dataclass(frozen=True, slots=True)
+class _CalledProcess:
+    """The store actor's methods, as a worker calls them: an epoch that is not committed ends its run."""
+
+    process: Any
+    fail: Callable[[BaseException], None]
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        called: Callable[..., Any] = getattr(self.process, method)
+        return partial(called, tell_failed=self.fail) if method == "seal_session" else called
+
+
 class WorkerConnection:
     """The store actor's end, as :class:`~store_actors.epochs.functions.FunctionWorker`.
 
@@ -91,7 +105,7 @@ class WorkerConnection:
 
     def __init__(self, worker: FrameSender, process: Any) -> None:
         self._send, self.finish = worker.send, worker.finish
-        self._process = process
+        self._process = _CalledProcess(process, self.fail)
         #: The session that the worker has opened last.
         self._session = ""
 

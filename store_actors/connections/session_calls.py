@@ -26,6 +26,7 @@ _METHODS: dict[str, tuple[Any, Any]] = {
     "session_call": (tuple[str, str, str, tuple[Any, ...], tuple[Write, ...]], Any),
     "next_batch": (tuple[str, str], Any),
     "commit_session": (tuple[str, BatchFacts | int | None, tuple[Write, ...]], int),
+    "seal_session": (tuple[str, BatchFacts, tuple[Write, ...]], int),
     "session_committed": (tuple[str], bool),
     "end_session": (tuple[str], None),
 }

@@ -18,11 +18,10 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from store_actors.epochs.shard import EpochShard, RunTask
 from store_actors.serving.partitions import Partitions
+from store_actors.serving.sealed_version import COMMITS_AT_ONCE
 
 #: Gives the leases of some shards of a run.
 Lease = Callable[[Sequence[TaskIdentity], StateMetadata], Sequence[LeaseGrant]]
-#: Commits that are under way at once, each of another shard.
-_COMMITS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class EpochRuns:
         self, partitions: Partitions, lease: Lease, is_here: Callable[[LeaseGrant], bool], runtime: Runtime
     ) -> None:
         self._partitions, self._lease, self._is_here = partitions, lease, is_here
-        self._commits = runtime.threads.pool(_COMMITS_AT_ONCE, "statefleet-epoch")
+        self._commits = runtime.threads.pool(COMMITS_AT_ONCE, "statefleet-epoch")
         self._new_future = runtime.threads.future
         self._guard = runtime.threads.lock()
         #: By state and run.

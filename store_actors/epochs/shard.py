@@ -15,7 +15,7 @@ So there is at most one commit under way, and a run that begins again finds each
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,19 +26,17 @@ from msgspec import structs
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import FencedError
 from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
-from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.watermarks import Watermarks
 from coordinator.runtime.logs import about
-from store_actors.engine.versions import Change
 from store_actors.epochs.barrier import Barrier, Marker
 from store_actors.epochs.folding import Emitted, emitted_at_seal, folding_of
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import UnsafeInput
-from store_actors.serving.commits import Prepared, PreparedWrite, Transaction, Write
+from store_actors.serving.commits import Prepared, PreparedWrite, Transaction
 from store_actors.serving.operator_shards import restored, write_of
-from store_actors.serving.partition import Partition
 from store_actors.serving.partitions import Partitions
+from store_actors.serving.sealed_version import SealedVersion
 
 log = logging.getLogger(__name__)
 
@@ -68,53 +66,6 @@ class Piece:
 
     rows: ShardInput | UnsafeInput
     task: RunTask
-
-
-class _SealedVersion(Transaction):
-    """The sealed version of an epoch. Memory is at it from the moment it is prepared, as the next epoch is folded into it.
-
-    Parameters
-    ----------
-    writer
-        The partition's writer for as long as memory is the run's.
-    """
-
-    def __init__(
-        self, writer: EpochShard, partition: Partition, task: TaskIdentity, lease: Lease, writes: Mapping[str, Write]
-    ) -> None:
-        super().__init__(partition, task, lease, writes)
-        self._writer = writer
-
-    @property
-    def is_in_memory(self) -> bool:
-        return self.partition.writer is self._writer
-
-    @property
-    def change(self) -> Change:
-        """The epoch's change, once it is prepared."""
-        return self._prepared[DEFAULT_STORE].change
-
-    def prepare(self) -> None:
-        super().prepare()
-        super().commit()
-
-    def commit(self) -> None:
-        """Nothing: memory is at the version."""
-
-    def abort(self) -> None:
-        """Refuse: no other attempt of a run makes its versions.
-
-        Raises
-        ------
-        FencedError
-            Always.
-        """
-        raise FencedError(
-            "another process has committed an epoch of this run; nothing of it was committed here; start the query again",
-            state=self.task.state_name,
-            partition=self.task.partition_id,
-            run_id=self.task.run_id,
-        )
 
 
 class EpochShard:
@@ -322,9 +273,9 @@ class EpochShard:
     def _seal(self) -> None:
         """Make the open version's delta, and commit it on another thread."""
         watermarks = self._watermarks.reached(self._barrier.watermark_ms)
-        transaction = _SealedVersion(
-            self, self._partition, self._task, self.lease, {DEFAULT_STORE: partial(self._sealed, watermarks)}
-        )
+        writes = {DEFAULT_STORE: partial(self._sealed, watermarks)}
+        transaction = SealedVersion(self._partition, self._task, self.lease, writes)
+        transaction.writer = self
         transaction.waited_ms = self._barrier.waited_ms
         prepared = self._partitions.commits.prepare(transaction)
         if self._folding.emits_at_seal and self._sink_task is not None:

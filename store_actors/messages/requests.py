@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import StateStoreId, TaskIdentity
@@ -97,6 +98,12 @@ class OpenRequest:
     lease: Lease
     base_version: int
     stores: tuple[StoreSpec, ...]
+
+    @property
+    def following(self) -> OpenRequest:
+        """The request for the version after the one that this handle makes, of the same run."""
+        version = self.task.batch_id + 1
+        return replace(self, task=structs.replace(self.task, batch_id=version), base_version=version)
 
 
 @dataclass(frozen=True, slots=True)

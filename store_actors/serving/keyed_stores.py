@@ -6,24 +6,29 @@ that session commit together, as one version. It has any number of sessions that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError, OperationOutOfOrderError, WriterBusyError
+from coordinator.runtime.logs import about
 from store_actors.engine.versions import VersionedStore
 from store_actors.keyed.read_handle import ReadHandle
 from store_actors.keyed.shard import KeyedShard
 from store_actors.keyed.update_handle import UpdateHandle
 from store_actors.messages.requests import BatchFacts, OpenRequest, Write
-from store_actors.serving.commits import PreparedWrite, Transaction, check_first_version
+from store_actors.serving.commits import Prepared, PreparedWrite, Transaction, check_first_version
 from store_actors.serving.partition import Partition
 from store_actors.serving.partitions import Partitions
+from store_actors.serving.sealed_version import COMMITS_AT_ONCE, SealedVersion
 from store_actors.serving.sessions import IDLE_S, Ended, Session, Sessions
 
+AnyTransaction = TypeVar("AnyTransaction", bound=Transaction)
+log = logging.getLogger(__name__)
 #: Methods of handles that a client may call through a session. A scan (below) is read batch by batch.
 _CALLS = frozenset(
     {"get", "multi_get", "put", "put_row", "remove", "remove_key", "remove_where", "due", "updates", "metrics"}
@@ -45,6 +50,7 @@ class KeyedStores:
         self._clock = runtime.clock
         self._new_id = runtime.new_id
         self._sessions = Sessions(runtime.threads.lock(), self._new_id, self._clock.elapsed_s)
+        self._commits = runtime.threads.pool(COMMITS_AT_ONCE, "statefleet-seal")
 
     # -- opening --------------------------------------------------------------------------------------------------
 
@@ -72,17 +78,21 @@ class KeyedStores:
                 self.partitions.restorer.restore(
                     partition, request.lease, request.task.run_id, request.base_version, definitions
                 )
-                with partition.changing:
-                    handles = {
-                        name: _keyed_store(partition, name).begin(request.base_version, request.task.batch_id + 1)
-                        for name in definitions
-                    }
+                handles = self._begun(partition, request)
             except BaseException:
                 partition.forget()
                 raise
             session = Session(request, partition, handles, self._clock.elapsed_s())
             partition.writer = session
             return self._sessions.add(session), request.base_version
+
+    @staticmethod
+    def _begun(partition: Partition, request: OpenRequest) -> dict[str, UpdateHandle]:
+        with partition.changing:
+            return {
+                spec.name: _keyed_store(partition, spec.name).begin(request.base_version, request.task.batch_id + 1)
+                for spec in request.stores
+            }
 
     def open_read(self, request: OpenRequest) -> tuple[str, int]:
         """Open the request's base version for reading, from memory or else from storage; return the session's id and the version.
@@ -245,39 +255,97 @@ class KeyedStores:
         session = self._find(session_id)
         if isinstance(session, Ended):
             return _committed_version(session)
+        session.wait_for_sealed()
         partition = session.partition
         with partition.lock:
             if session.ended is not None:
                 return _committed_version(session.ended)
-            if partition.writer is not session:
-                raise InvalidRequestError("a read handle cannot commit; release it")
-            with self._working(session, writes):
-                for write in writes:
-                    self._do(session, *write)
-            changed_bytes = sum(handle.pending_bytes for handle in session.updates.values())
-            request = session.request
-            with self._memory.working(
-                request.lease.store_id, request.task.batch_id + 1, 0, _COMMIT_FACTOR * changed_bytes
-            ):
-                return self._commit(session, facts)
+            with self._making(session, facts, writes, Transaction) as transaction:
+                version = self.partitions.commits.commit(transaction)[0].version
+            session.leave("it is committed", committed=version)
+            return version
 
-    def _commit(self, session: Session, facts: BatchFacts | int | None) -> int:
+    def seal(
+        self,
+        session_id: str,
+        facts: BatchFacts,
+        writes: Sequence[Write],
+        tell_failed: Callable[[BaseException], object],
+    ) -> int:
+        """Do :meth:`commit`, but return as the version is made in memory, and have the session go on with the next one.
+
+        The version is committed meanwhile; one that was sealed before is waited for first.
+
+        Parameters
+        ----------
+        tell_failed
+            Is told why the version was not committed, once the session has ended for that.
+
+        Raises
+        ------
+        StateStoreError
+            The version before was not committed, or as of :meth:`commit`.
+        """
+        session = self._session(session_id)
+        session.wait_for_sealed()
+        partition = session.partition
+        with partition.lock:
+            self._check_open(session)
+            with self._making(session, facts, writes, SealedVersion) as transaction:
+                transaction.writer = session
+                prepared = self.partitions.commits.prepare(transaction)
+                session.goes_on(self._begun(partition, following := session.request.following), following)
+            session.sealed = self._commits.submit(self._finish, session, transaction, prepared, tell_failed)
+            return following.base_version
+
+    def _finish(
+        self,
+        session: Session,
+        transaction: SealedVersion,
+        prepared: Prepared,
+        tell_failed: Callable[[BaseException], object],
+    ) -> None:
+        try:
+            self.partitions.commits.finish(transaction, prepared)
+        except BaseException as error:
+            with session.partition.lock:
+                if session.ended is None:
+                    session.partition.forget()
+                    session.leave(f"the version before was not committed: {error}", fenced=True)
+            log.exception("a version of an epoch was not committed", extra=about(transaction.lease.store_id))
+            tell_failed(error)
+            raise
+
+    @contextmanager
+    def _making(
+        self,
+        session: Session,
+        facts: BatchFacts | int | None,
+        last: Sequence[Write],
+        kind: type[AnyTransaction],
+    ) -> Generator[AnyTransaction]:
+        """Do the last writes of a session's version, and yield the transaction of all; without an error it is made then."""
         partition, request = session.partition, session.request
+        if partition.writer is not session:
+            raise InvalidRequestError("a read handle cannot commit; release it")
+        with self._working(session, last):
+            for write in last:
+                self._do(session, *write)
+        changed_bytes = sum(handle.pending_bytes for handle in session.updates.values())
         first = request.stores[0].name
         writes = {
             name: partial(_prepared, partition.stores[name], handle, facts, is_first=name == first)
             for name, handle in session.updates.items()
         }
-        try:
-            committed = self.partitions.commits.commit(Transaction(partition, request.task, request.lease, writes))
-        except BaseException:
-            # Memory may be ahead of the committed version, or behind it.
-            partition.forget()
-            session.leave("its commit failed")
-            raise
-        version = committed[0].version
-        session.leave("it is committed", committed=version)
-        return version
+        version = request.task.batch_id + 1
+        with self._memory.working(request.lease.store_id, version, 0, _COMMIT_FACTOR * changed_bytes):
+            try:
+                yield kind(partition, request.task, request.lease, writes)
+            except BaseException:
+                # Memory may be ahead of the committed version, or behind it.
+                partition.forget()
+                session.leave("its commit failed")
+                raise
 
     def committed(self, session_id: str) -> bool:
         """Return whether a session's version was committed."""

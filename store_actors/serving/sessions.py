@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -61,6 +61,8 @@ class Session:
     ----------
     used_s
         When it was last called, in seconds of a clock that only elapses.
+    sealed
+        A future of the commit of the version that it sealed last; None before.
     """
 
     request: OpenRequest
@@ -70,6 +72,7 @@ class Session:
     ended: Ended | None = None
     on_end: Callable[[Ended], None] | None = None
     scans: dict[str, Iterator[pa.RecordBatch]] = field(default_factory=dict)
+    sealed: Any = None
 
     @property
     def task(self) -> TaskIdentity:
@@ -80,6 +83,16 @@ class Session:
     def updates(self) -> dict[str, UpdateHandle]:
         """Its handles, of a session that updates."""
         return {name: handle for name, handle in self.handles.items() if isinstance(handle, UpdateHandle)}
+
+    def wait_for_sealed(self) -> None:
+        """Wait until the version that was sealed last is committed; raises why it is not. The caller has no lock."""
+        if self.sealed is not None:
+            self.sealed.result()
+
+    def goes_on(self, handles: dict[str, UpdateHandle], request: OpenRequest) -> None:
+        """Have the handles of the next version, as the present one is sealed."""
+        self.handles, self.request = handles, request
+        self.scans.clear()
 
     def end(self, reason: str, *, fenced: bool = False) -> None:
         """Abort its updates or release its reads; the partition has no writer any more if this was it."""
@@ -96,6 +109,9 @@ class Session:
             # Half put back, or still being written: no memory to go on from.
             self.partition.forget()
             raise
+        if self.sealed is not None and not self.sealed.done():
+            # Memory is at a version of which it is not known whether it counts.
+            self.partition.forget()
 
     def leave(self, reason: str, *, fenced: bool = False, committed: int | None = None) -> None:
         """Do :meth:`end` where the stores themselves are gone, or were committed. Nothing of the stores is held on to."""
