@@ -69,6 +69,9 @@ def _counted(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
     percentages = np.array(accumulator.options.get("percentages", ()), np.float64)
     if "percentages" not in accumulator.options:
         comparable = nested_keys(values) if pa.types.is_nested(values.type) else values
+        if pa.types.is_floating(values.type):
+            # Java has one NaN, whatever its bits.
+            comparable = pc.if_else(pc.is_nan(values), pa.scalar(np.nan, values.type), values)
         codes = np.array(comparable.dictionary_encode().indices, np.uint64)
         chosen = np.empty(len(state), np.int64)
         count_kernels.most_frequent(ends, codes, counts, chosen)

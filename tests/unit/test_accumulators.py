@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import struct
 from decimal import Decimal
 from typing import Any
 
@@ -63,6 +64,13 @@ def check(inputs: Inputs, parts: list[Rows], *, combined: bool) -> None:
         check_row(
             inputs, row, Given([[tuple(of_key) for key, *of_key in part if key == k] for part in parts], combined)
         )
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_all_bits_of_a_nan_are_one_value(name: str) -> None:
+    bits = (0x7FF8000000000000, 0xFFF8000000000000, 0x7FF8000020000000)
+    nans = [struct.unpack("<d", struct.pack("<Q", number))[0] for number in bits]
+    check(CASES[name], [[(1, 0.0), (1, nans[0]), (1, nans[1])], [(1, 0.0), (1, nans[2])]], combined=False)
 
 
 @combined_or_not
