@@ -17,8 +17,8 @@ import yaml
 from tests.go_tool import GoNotThereError, cache_folder, go_program, run
 
 MODULE = "github.com/ray-project/kuberay/ray-operator"
-VERSION = "v1.5.0"
-_CHECKSUM = "h1:KCjCQ7PSsvs9Ke+90CZbbs498nuaIJ/JkXk4vd54EVg="
+VERSION = "v1.6.2"
+_CHECKSUM = "h1:XUckRswLMyk71D00L62d2Vanh0fVkNqu56+IF/rr+O0="
 API = "ray.io/v1"
 
 

@@ -227,6 +227,10 @@ def test_ray_is_the_locked_one() -> None:
     assert cluster_of("raycluster.yaml")["rayVersion"] == version
 
 
+def test_ray_asks_for_a_token() -> None:
+    assert cluster_of("raycluster.yaml")["authOptions"] == {"mode": "token"}
+
+
 def test_clusters_are_started_as_those_of_ray_up() -> None:
     cluster = cluster_of("raycluster.yaml")
     head, worker = cluster["headGroupSpec"], cluster["workerGroupSpecs"][0]
