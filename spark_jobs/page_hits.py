@@ -29,10 +29,8 @@ _LINE = (
 )
 _TIME = "dd/MMM/yyyy:HH:mm:ss Z"
 #: Spark's connector for the Spark that is installed, as ``spark.jars.packages`` names it.
-PACKAGE = {
-    "spark35": "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7",
-    "spark4": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
-}[line_of(pyspark.__version__)]
+_CONNECTOR = "2.12:3.5.7" if line_of(pyspark.__version__) == "spark35" else "2.13:4.2.0"
+PACKAGE = f"org.apache.spark:spark-sql-kafka-0-10_{_CONNECTOR}"
 NAME = "page-hits"
 _KEYS = ("hour", "path")
 #: Columns of a parsed line besides its own: the raw line, and why it is malformed (null: it is well-formed).

@@ -36,10 +36,11 @@ from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.checkpoint_files import begin_checkpoint, copy_checkpoint
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, RoutedOperator, route_plan
 from spark_jobs.plan.operator_rules import OUTPUT_MODES
-from spark_jobs.plan.stateful_exchange import install
+from spark_jobs.plan.stateful_exchange import check_reach, install
+from spark_jobs.session.settings import is_on_ray
 from spark_jobs.session.spark_connect import check_classic
-from spark_jobs.session.spark_session import check_on_ray, ensure_ray, started_ray
-from spark_jobs.worker.process import ConnectTask, fleet_client
+from spark_jobs.session.spark_session import ensure_ray, started_ray
+from spark_jobs.worker.process import fleet_client, warmed
 from statefleet.dashboard.deploy import dashboard_url
 from statefleet.dashboard.options import DashboardOptions
 from statefleet.migration.importing import Imported, Importer, PlannedState
@@ -175,7 +176,8 @@ class Fleet(LiveFleet):
             # It has no state and refuses all work: a store actor with other options has to replace it.
             self._actors.kill(local, restart=False)
             raise
-        self._prepared_applications: set[str] = set()
+        #: What was done once for an application of Spark's.
+        self._prepared: set[tuple[str, str]] = set()
         runtime = Runtime()
         source = FleetSource.connected(coordinator, self._actors, runtime)
         super().__init__(source, opened_live(uri), runtime, coordinator)
@@ -185,6 +187,13 @@ class Fleet(LiveFleet):
 
     def __repr__(self) -> str:
         return f"Fleet({self.uri!r})"
+
+    @property
+    def sockets(self) -> str:
+        """How the paths of the store actors' sockets begin, on each node."""
+        folder = session_folder()
+        # Tasks and store actors run as the user who started Ray, which may be another one.
+        return sockets_of(folder, self.uri, os.stat(folder).st_uid)
 
     def stateful(
         self,
@@ -220,27 +229,25 @@ class Fleet(LiveFleet):
         InvalidRequestError
             `df` is not streaming, or an argument is not valid.
         SetupError
-            Its session does not run on Ray, or is one of Spark Connect.
+            Executors of its session cannot reach a store actor, or it is one of Spark Connect.
         """
         _check_frame(df, name)
-        check_on_ray(df.sparkSession)
 
         def run_plan(plan: OperatorPlan, modes: QueryModes) -> DataFrame:
             existing = self._coordinator.describe_state(name)
             operator = RoutedOperator.of(plan, name, self.uri, modes=modes)
             num_shards = shards if operator.schema.keys else 1  # a single global group has a single shard
             viewed = operator.schema
-            sockets = _sockets_of(self.uri)
             # The view for readers is stored with the state's metadata; no task needs it.
             operator = replace(
                 operator,
                 schema=operator.schema.undescribed(),
-                upstream=replace(operator.upstream, shards=num_shards, sockets=sockets),
+                upstream=replace(operator.upstream, shards=num_shards, sockets=self.sockets),
             )
 
-            def route(metadata: StateMetadata, address: FleetAddress) -> DataFrame:
+            def route(metadata: StateMetadata) -> DataFrame:
                 self._planned[name] = PlannedState(operator, metadata)
-                return route_plan(self._collected(operator, metadata, existing), metadata, address)
+                return route_plan(self._collected(operator, metadata, existing), metadata)
 
             query_mode_schema = operator.schema if modes.mode is None else None
             mode, by_python = operator.schema.output_mode, operator.upstream.by_python is not None
@@ -265,7 +272,7 @@ class Fleet(LiveFleet):
         output_mode: str,
         schema: StateSchema | None,
         shards: int | None,
-        route: Callable[[StateMetadata, FleetAddress], DataFrame],
+        route: Callable[[StateMetadata], DataFrame],
         query_mode_schema: StateSchema | None = None,
         *,
         by_python: bool,
@@ -286,17 +293,15 @@ class Fleet(LiveFleet):
         InvalidRequestError
             The name is not valid for a state.
         SetupError
-            The session of `df` does not run on Ray.
+            Executors of the session of `df` cannot reach a store actor.
         StateMismatchError
             The operator does not fit the state.
         """
         check_state_name(name)
-        check_on_ray(df.sparkSession)
         install(df.sparkSession, _DRIVER.answer)
         _DRIVER.add(self._address, self._coordinator, self._placement)
         _DRIVER.watch(df.sparkSession)
-        if by_python:
-            self._prepare(df.sparkSession)
+        self._prepare(df.sparkSession, by_python=by_python)
         existing = self._coordinator.describe_state(name)
         if shards is None:
             parallelism = max(_MIN_SHARDS, df.sparkSession.sparkContext.defaultParallelism)
@@ -315,7 +320,7 @@ class Fleet(LiveFleet):
                 existing.num_shards,
                 shards,
             )
-        return route(metadata, self._address)
+        return route(metadata)
 
     def import_checkpoint(
         self,
@@ -468,23 +473,29 @@ class Fleet(LiveFleet):
         specs = store_specs(keys, values, stores)
         return fleet_client(self._address).open_read(name, partition_id, specs, version)
 
-    def _prepare(self, spark: SparkSession) -> None:
-        """Connect Spark's workers to the fleet once for an application, which would otherwise be a part of its first batch."""
+    def _prepare(self, spark: SparkSession, *, by_python: bool) -> None:
+        """Check once for an application that its executors reach the fleet, and have Spark's workers import what they need.
+
+        Else that would be a part of the first batch.
+        """
         application = spark.sparkContext.applicationId
-        if application in self._prepared_applications:
-            return
-        slots = spark.sparkContext.defaultParallelism
-        tasks = spark.range(0, slots, 1, slots).mapInArrow(ConnectTask(self._address), "id BIGINT")
-        try:
-            tasks.write.format("noop").mode("overwrite").save()
-        except JOB_FAILURES as error:
-            raise SetupError(
-                "Spark's Python workers cannot reach the fleet; every node needs this package and its dependencies, and object "
-                "store credentials in its environment",
-                uri=self.uri,
-                cause=error,
-            ) from error
-        self._prepared_applications.add(application)
+        reached, imported = (application, "reached"), (application, "imported")
+        if not is_on_ray(spark.sparkContext.master or "") and reached not in self._prepared:
+            check_reach(spark, self.uri, self.sockets)
+        if by_python and imported not in self._prepared:
+            slots = spark.sparkContext.defaultParallelism
+            try:
+                tasks = spark.range(0, slots, 1, slots).mapInArrow(warmed, "id BIGINT")
+                tasks.write.format("noop").mode("overwrite").save()
+            except JOB_FAILURES as error:
+                raise SetupError(
+                    "Spark's Python workers cannot import this package; every node needs it, and its dependencies, in the Python that "
+                    "the variable PYSPARK_PYTHON names",
+                    uri=self.uri,
+                    cause=error,
+                ) from error
+            self._prepared.add(imported)
+        self._prepared.add(reached)
 
     def explain_placement(self, name: str, shard: int) -> PlacementExplanation:
         """Explain why a shard of a state is on its store actor.
@@ -650,12 +661,6 @@ class Fleet(LiveFleet):
     def shutdown(self) -> None:
         """End the fleet's actors on this cluster. Every committed version stays in the object store."""
         end_fleet(self._actors, self._coordinator)
-
-
-def _sockets_of(uri: str) -> str:
-    folder = session_folder()
-    # Tasks and store actors run as the user who started Ray, which may be another one.
-    return sockets_of(folder, uri, os.stat(folder).st_uid)
 
 
 def _check_frame(frame: object, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -19,9 +19,8 @@ from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, route_plan
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.worker.exchange import HASH_COLUMN, unpack
-from spark_jobs.worker.process import fleet_client, task_identity
+from spark_jobs.worker.process import task_identity, worker_client
 from statefleet.fleet import Fleet
-from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.state_store import StateStore, store_specs
 from store_actors.messages.requests import StoreSpec
 
@@ -40,7 +39,6 @@ class _PartitionTask:
     stores: tuple[StoreSpec, ...]
     schema: StateSchema
     metadata: StateMetadata
-    address: FleetAddress
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         received = unpack(batches, self.schema.raw_schema(), self.metadata.state_name)
@@ -51,7 +49,10 @@ class _PartitionTask:
         )
         # An exception aborts the store. It is committed before any row is yielded, so that a reader of only some rows does not
         # prevent it.
-        with fleet_client(self.address).open_update(task, self.metadata, self.stores) as store:
+        with (
+            worker_client(received.header) as client,
+            client.open_granted(task, self.metadata, self.stores)[0] as store,
+        ):
             emitted = list(self.function(store, iter(rows.to_batches(max_chunksize=_BATCH_ROWS))))
             store.commit()
         yield from emitted
@@ -77,9 +78,9 @@ class _PartitionsPlan:
         """Return the rows that the function yields."""
         return emitted
 
-    def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
+    def reduce_task(self, schema: StateSchema, metadata: StateMetadata) -> ReduceTask:
         """Return the task that runs the function in Spark's worker."""
-        return _PartitionTask(self.function, self.rows, self.stores, schema, metadata, address)
+        return _PartitionTask(self.function, self.rows, self.stores, schema, metadata)
 
 
 def map_partitions_with_state_store(
@@ -133,13 +134,14 @@ def map_partitions_with_state_store(
 
     plan = _plan(df, function, schema, specs, list(partition_by))
     operator = RoutedOperator.of(plan, name, fleet.uri)
+    operator = replace(operator, upstream=replace(operator.upstream, sockets=fleet.sockets))
     return fleet.attach(
         df,
         name,
         "keyed",
         None,
         shards,
-        lambda metadata, address: route_plan(operator, metadata, address),
+        lambda metadata: route_plan(operator, metadata),
         by_python=True,
     )
 

@@ -55,6 +55,8 @@ _PAGE_TESTS = {
 _ONCE = (
     "tests/connectors/test_real_time_page.py::test_a_follower_that_dies_between_any_two_steps_sends_each_change_once"
 )
+#: The programs of these do the same.
+_OWN_SESSION = "tests/integration/test_any_session.py::test_a_session_on_threads_counts_beside_ray"
 _IMPORT = re.compile(r"\bfleet\.import_\w+\(")
 _IMPORTS = "tests/integration/test_pages.py::test_state_is_imported"
 _OPERATOR_EXAMPLES = "tests/integration/test_docs.py::test_example"
@@ -78,6 +80,8 @@ def runner(block: Block) -> str | None:
         return _OPERATOR_EXAMPLES if _RESULT.search(block.code) else _OTHERS_OF_OPERATORS
     if "transactional.id" in block.code:
         return _ONCE
+    if "SparkSession.builder.master" in block.code:
+        return _OWN_SESSION
     if _IMPORT.search(block.code):
         return _IMPORTS
     return _PAGE_TESTS.get(block.page)

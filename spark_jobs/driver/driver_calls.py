@@ -7,7 +7,6 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ray
@@ -15,12 +14,11 @@ from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
 from coordinator.model.errors import StateMismatchError, StateStoreError
-from coordinator.model.identities import TaskIdentity
+from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.names import store_actor_number
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import coordinator_name
-from coordinator.service.placement_service import Placement
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
@@ -159,26 +157,26 @@ class DriverCalls:
         ----------
         message
             JSON: ``asked`` (``start``, ``begin``, ``place``, ``settle``, ``finished`` or ``ended``), ``operator`` (the facts of its
-            route column), and ``query_id``, ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch. ``begin``
-            has the number of ``shards`` that the query was built with; ``place`` and ``settle`` have the batch's number, and the
-            ``first_partition``. ``place`` has the ``cores`` of executors by host, and whether they ``connect_directly``;
-            ``settle`` has the numbers of rows that tasks ``sent`` to each shard, if they handed them over. ``finished`` has the
-            ``run_id`` and ``batch_id``, the ``states`` of the query by fleet, and whether their logs must have it ``at_once``;
-            ``ended`` has only the ``run_id``. ``start`` has the ``query_id``, null for a new query, whether the query
-            ``has_checkpoint`` that a later start finds, its ``first_batch`` by the checkpoint, and its ``operators``: ``uri``,
-            ``state``, ``route`` column and, where it is the query's, output ``mode``. ``start`` and ``begin`` also have the ids of
-            queries that are ``active``.
+            route column), and ``query_id``, ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch. ``begin`` has
+            the number of ``shards`` that the query was built with; ``place`` and ``settle`` have the batch's number, and the
+            ``first_partition``. ``place`` has the ``cores`` of executors by host, as ``reach`` has with the ``uri`` of a fleet, and
+            whether they ``connect_directly``; ``again`` has the ``place`` that a task has lost; ``settle`` has the numbers of rows that
+            tasks ``sent`` to each shard, if they handed them over. ``finished`` has the ``run_id`` and ``batch_id``, the ``states`` of
+            the query by fleet, and whether their logs must have it ``at_once``; ``ended`` has only the ``run_id``. ``start`` has the
+            ``query_id``, null for a new query, whether the query ``has_checkpoint`` that a later start finds, its ``first_batch`` by
+            the checkpoint, and its ``operators``: ``uri``, ``state``, ``route`` column and, where it is the query's, output ``mode``.
+            ``start`` and ``begin`` also have the ids of queries that are ``active``.
 
         Returns
         -------
         str
             JSON. ``start`` and ``begin``: why the query is ``refused``, or null. ``begin``: the batch's ``shards`` and
             ``first_partition``. ``place``, and the ``places`` of ``settle``: for each shard the ``host`` and the number of its store
-            ``actor``, null for a shard that may run anywhere; of ``place``, if tasks connect directly, its ``direct`` address, null
-            where it has none. ``settle``: also ``missing``, the shards that have not committed the batch, or whose rows no task
-            counted; the ``next`` batch's shards; and stats, by the names of ``StatefulExchangeExec.scala``. Or only why the batch is
-            ``refused``: shards committed other numbers of rows than tasks sent them. ``newest_epoch``: the ``epoch`` that counts, -1
-            without any, and its ``end``; ``end_epoch`` has one count.
+            ``actor``, the host of executors ``near`` it, and its ``direct`` address if tasks need that; null for a shard that may run
+            anywhere. ``reach``: the same of each store actor. ``settle``: also ``missing``, the shards that have not committed the
+            batch, or whose rows no task counted; the ``next`` batch's shards; and stats, by the names of
+            ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards committed other numbers of rows than tasks sent
+            them. ``newest_epoch``: the ``epoch`` that counts, -1 without any, and its ``end``; ``end_epoch`` has one count.
         """
         try:
             batch = json.loads(message)
@@ -186,6 +184,8 @@ class DriverCalls:
                 "start": lambda query: {"refused": self._refusal(query)},
                 "begin": self._begin,
                 "place": self._place,
+                "reach": self._reach,
+                "again": self._place_again,
                 "settle": self._settle,
                 "end_epoch": self._end_epoch,
                 "newest_epoch": self._newest_epoch,
@@ -274,10 +274,7 @@ class DriverCalls:
                 fleet.options.policy,
             )
             fleet.migration.begin(placements.moves)
-            direct: Mapping[str, DirectAddress | None] = {}
-            if batch.get("connect_directly"):
-                direct = fleet.nodes.direct_addresses({holder.actor_name for holder in placements.holders if holder})
-            return _places(placements, direct)
+            return _places(placements.holders, fleet.nodes, connect_directly=batch.get("connect_directly", False))
         except (StateStoreError, RayError) as error:  # without preferred hosts a batch is slower, and still correct
             log.warning(
                 "the shards of %s are not placed, and its tasks run anywhere until executors change: %s: %s",
@@ -286,6 +283,18 @@ class DriverCalls:
                 error,
             )
             return []
+
+    def _reach(self, session: Mapping[str, Any]) -> list[dict[str, Any] | None]:
+        nodes = self._fleets[session["uri"]].nodes
+        locations = [slot.location for slot in nodes.slots(session["cores"])]
+        return _places(locations, nodes)
+
+    def _place_again(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return where a store actor is that a task has lost, or any other one: each takes rows of all shards."""
+        place, nodes = asked["place"], self._fleets[asked["operator"]["uri"]].nodes
+        living = _places([slot.location for slot in nodes.slots(nodes.executors)], nodes)
+        alike = [one for one in living if one and (one["host"], one["actor"]) == (place["host"], place["actor"])]
+        return next(iter(alike or filter(None, living)))
 
     def _settle(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         operator = batch["operator"]
@@ -303,7 +312,7 @@ class DriverCalls:
         return {
             **result.progress,
             "missing": [*result.missing, *uncounted],
-            "places": _places(placements),
+            "places": _places(placements.holders, fleet.nodes),
             "next": {"shards": len(following), "first_partition": following.start},
         }
 
@@ -319,18 +328,21 @@ class DriverCalls:
 
 
 def _places(
-    placement: Placement, direct: Mapping[str, DirectAddress | None] = MappingProxyType({})
+    holders: Sequence[ActorLocation | None], nodes: ExecutorNodes, *, connect_directly: bool = False
 ) -> list[dict[str, Any] | None]:
-    """Return for each shard the host of its store actor, the actor's number there, and where tasks of other nodes connect to it."""
+    """Return where each shard is, and how its tasks find it (``Place`` in ``Run.scala``); None for one that may run anywhere."""
+    are_direct = connect_directly or nodes.are_strange
+    direct = nodes.direct_addresses(filter(None, holders)) if are_direct else {}
     return [
         None
-        if holder is None
+        if holder is None or (are_direct and holder.instance_id not in direct)
         else {
             "host": holder.host,
             "actor": store_actor_number(holder.actor_name),
-            "direct": _as_json(direct.get(holder.actor_name)),
+            "near": nodes.near.get(holder.host),
+            "direct": _as_json(direct.get(holder.instance_id)),
         }
-        for holder in placement.holders
+        for holder in holders
     ]
 
 

@@ -8,11 +8,7 @@ each epoch it seals a version, which is stored and committed while the rows of t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import closing, suppress
-from functools import partial
-from typing import Any
 
 import pyarrow as pa
 from msgspec import structs
@@ -21,64 +17,35 @@ from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StateStoreError
 from coordinator.model.watermarks import Watermarks
 from spark_jobs.functions.user_program import OpenProgram, UserBatch, UserTask
-from spark_jobs.worker.process import fleet_client, task_identity
-from store_actors.actor.fleet_clients import fleet_client_of
-from store_actors.client.leased_calls import LocalActors
+from spark_jobs.worker.process import task_identity
 from store_actors.client.operator_task import BatchHeader, EventTimes
 from store_actors.client.state_store import StateStore
+from store_actors.client.worker_client import WorkerClient
 from store_actors.connections.function_stream import PIECE, FunctionConnection
 from store_actors.engine.columns import in_schema
 from store_actors.messages.requests import BatchFacts
 
 
-def serve(task: UserTask, header: BatchHeader, where: dict[str, Any]) -> None:
+def serve(task: UserTask, header: BatchHeader) -> None:
     """Call the program until the run ends.
-
-    Parameters
-    ----------
-    where
-        Arguments of :class:`~store_actors.connections.function_stream.FunctionConnection`.
 
     Raises
     ------
     StateStoreError
         The run cannot go on; its tasks are told.
     """
-    with closing(FunctionConnection(**where)) as connection:
+    assert header.store_actor is not None, "Spark's task says where it is"
+    assert header.run is not None, "it is one of a continuous query"
+    with closing(FunctionConnection(**header.store_actor, request=header.run)) as connection:
         try:
-            # For leases. Calls of the store actor of the shard take the connection.
-            fleet_client(task.address)
-            name = connection.call("location").actor_name
-            client = fleet_client_of(task.address, LocalActors(name, _StoreActor(connection), _Calls()))
-            identity = structs.replace(task_identity(task.metadata, header), is_epoch=True)
+            client, identity = WorkerClient(connection.call), task_identity(task.metadata, header)
+            identity = structs.replace(identity, is_epoch=True)
             with task.program.opened(client, identity, task.schema) as program:
                 store, grant = client.open_granted(identity, task.metadata, program.stores)
                 _EpochProgram(task, header.shard, program, store, grant).serve(connection)
         except Exception as error:
             connection.fail(error)
             raise
-
-
-class _StoreActor:
-    """The methods of the store actor at the other end of a connection."""
-
-    def __init__(self, connection: FunctionConnection) -> None:
-        self._connection = connection
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        return partial(self._connection.call, method)
-
-
-class _Calls:
-    """Makes calls at once; see :class:`~coordinator.runtime.runtime.Pool`."""
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future = Future[Any]()
-        try:
-            future.set_result(function(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - raised where the result is taken
-            future.set_exception(error)
-        return future
 
 
 class _EpochProgram:

@@ -27,7 +27,6 @@ from spark_jobs.plan.operator_plan import ReduceTask
 from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.view_components import ViewComponent, column
-from store_actors.client.fleet_client import FleetAddress
 
 _TIMEOUTS = (GroupStateTimeout.NoTimeout, GroupStateTimeout.ProcessingTimeTimeout, GroupStateTimeout.EventTimeTimeout)
 
@@ -68,7 +67,7 @@ class GroupStatePlan:
     def finish(self, emitted: DataFrame) -> DataFrame:
         return emitted
 
-    def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
+    def reduce_task(self, schema: StateSchema, metadata: StateMetadata) -> ReduceTask:
         timeout_conf = self.program.timeout_conf
         return UserStateTask(
             program=self.program,
@@ -77,7 +76,6 @@ class GroupStatePlan:
             due_per_ms=1000 if timeout_conf == GroupStateTimeout.ProcessingTimeTimeout else None,
             schema=schema,
             metadata=metadata,
-            address=address,
         )
 
 

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from store_actors.client.fleet_client import FleetAddress, FleetClient
 from store_actors.client.operator_task import EventTimes
 from store_actors.client.state_store import StateStore
+from store_actors.client.worker_client import WorkerClient
 from store_actors.messages.requests import StoreSpec
 
 #: Column of a row's event time, in microseconds, by which it is late; there if timeouts are of event time.
@@ -55,7 +55,7 @@ class UserProgram(Protocol):
     """A function or processor of the user, as an operator runs it."""
 
     def opened(
-        self, client: FleetClient, task: TaskIdentity, schema: StateSchema
+        self, client: WorkerClient, task: TaskIdentity, schema: StateSchema
     ) -> AbstractContextManager[OpenProgram]:
         """Return the program for one batch, until the context ends."""
 
@@ -77,7 +77,6 @@ class UserTask:
     due_per_ms: int | None
     schema: StateSchema
     metadata: StateMetadata
-    address: FleetAddress
 
     def on_time(self, rows: pa.Table, watermark_ms: int) -> pa.Table:
         """Return the rows that are not late, where the program drops late ones."""

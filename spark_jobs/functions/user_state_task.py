@@ -24,10 +24,10 @@ from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, s
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchClock, BatchFunction, Mask, StateBatch
 from spark_jobs.functions.user_program import UserBatch, UserTask
 from spark_jobs.worker.exchange import Received, unpack
-from spark_jobs.worker.process import fleet_client, task_identity
-from store_actors.client.fleet_client import FleetClient
+from spark_jobs.worker.process import task_identity, worker_client
 from store_actors.client.operator_task import BatchHeader, EventTimes, event_times
 from store_actors.client.state_store import StateStore
+from store_actors.client.worker_client import WorkerClient
 from store_actors.messages.requests import BatchFacts, StoreSpec
 
 # Spark's daemon imports this module before it forks its workers: nothing of plans, which import pandas.
@@ -57,11 +57,11 @@ class UserStateTask(UserTask):
             The store actor was lost in each attempt.
         """
         received = unpack(batches, self.schema.raw_schema(), self.metadata.state_name)
-        if received.header.worker is not None:
-            # Of continuous queries alone, with connections to store actors that no batch needs.
+        if received.header.run is not None:
+            # Of continuous queries alone.
             from spark_jobs.functions.epoch_worker import serve
 
-            serve(self, received.header, received.header.worker)
+            serve(self, received.header)
             return
         for table in self._repeated(received):
             yield from table.to_batches(max_chunksize=1 << 16)
@@ -84,9 +84,11 @@ class UserStateTask(UserTask):
         StoreUnavailableError
             The store actor was lost.
         """
-        task, client = task_identity(self.metadata, received.header), fleet_client(self.address)
-        rows = received.rows.raw
-        with self.program.opened(client, task, self.schema) as program:
+        task, rows = task_identity(self.metadata, received.header), received.rows.raw
+        with (
+            worker_client(received.header) as client,
+            self.program.opened(client, task, self.schema) as program,
+        ):
             store, grant = client.open_granted(task, self.metadata, program.stores)
             with store:
                 times = _times(grant, received.header)
@@ -210,7 +212,7 @@ class GroupStateProgram:
     has_watermark: bool
 
     @contextmanager
-    def opened(self, client: FleetClient, task: TaskIdentity, schema: StateSchema) -> Iterator[OpenFunction]:
+    def opened(self, client: WorkerClient, task: TaskIdentity, schema: StateSchema) -> Iterator[OpenFunction]:
         yield OpenFunction(self, (self.columns.group_store(schema.keys),))
 
 

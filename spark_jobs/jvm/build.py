@@ -2,7 +2,7 @@
 
 Each version of Spark has a jar of its own, of the sources in ``common/`` and in the folder of the version. Its name has the hash of
 its sources, so a jar that does not fit them is not taken. A clone has none: ``./run setup`` compiles it, and so does the first session
-after a change. A wheel has both.
+after a change. A wheel has those of 3.5 and 4.2; that of 4.3, whose sources are those of 4.2, is compiled by the first session.
 """
 
 from __future__ import annotations
@@ -31,18 +31,24 @@ _JVM_OPTIONS = ("-Xss8m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _OPTIONS = ("-deprecation", "-feature", "-Xlint:_,-missing-interpolator", "-Xfatal-warnings", "-encoding", "UTF-8")
 
 
+#: The folder of the sources that differ, by the line of Spark's versions which a jar is for.
+_FOLDERS = {"spark35": "spark35", "spark4": "spark4", "spark43": "spark4"}
+
+
 def line_of(version: str) -> str:
-    """Return the folder of a version of Spark."""
-    return "spark35" if version.startswith("3.") else "spark4"
+    """Return the line of a version of Spark."""
+    if version.startswith("3."):
+        return "spark35"
+    return "spark43" if version.startswith("4.3.") else "spark4"
 
 
 def sources(line: str) -> list[Path]:
-    """Return the sources for a version of Spark, by its folder."""
-    return sorted([*(_FOLDER / "common").glob("*.scala"), *(_FOLDER / line).glob("*.scala")])
+    """Return the sources for a line of Spark's versions."""
+    return sorted([*(_FOLDER / "common").glob("*.scala"), *(_FOLDER / _FOLDERS[line]).glob("*.scala")])
 
 
 def jar_file(line: str) -> Path:
-    """Return the path of the jar for a version of Spark, by its folder, whether or not it is there."""
+    """Return the path of the jar for a line of Spark's versions, whether or not it is there."""
     digest = hashlib.sha256()
     for source in sources(line):
         digest.update(f"{source.name}\0{len(content := source.read_bytes())}\0".encode() + content)

@@ -1,19 +1,25 @@
 """The Ray nodes of Spark's executors, and their store actors.
 
-RayDP starts an executor under the address of its Ray node, so Spark's scheduler knows the executor by that host.
+RayDP starts an executor under the address of its Ray node, so Spark's scheduler knows the executor by that host. Other executors have
+the name or an address of their machine, or are on machines without a Ray node.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from coordinator.model.errors import StateStoreError, StoreUnavailableError
+from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import ActorLocation
 from coordinator.placement.policies import ActorSlot
 from coordinator.runtime.runtime import MachineClock, Retry
 from coordinator.service.calls import START_S, Actors, RayActors, unwrapped
@@ -72,43 +78,67 @@ class ExecutorNodes:
         self._actors = RayActors()
         #: The store actors that were started or found, by node and number.
         self._watched: dict[tuple[str, int], _Watched] = {}
+        #: As of the last slots: cores of executors by host; by the address of a Ray node, the host of executors there; and whether
+        #: others are on no Ray node.
+        self.executors: Mapping[str, int] = {}
+        self.near: dict[str, str] = {}
+        self.are_strange = False
+        #: By incarnation of a store actor.
+        self._direct: dict[str, DirectAddress | None] = {}
 
     def slots(self, executors: Mapping[str, int]) -> list[ActorSlot]:
-        """Return the store actors of the nodes that have executors; start them where there are none."""
-        by_host = self._nodes_by_host()
+        """Return the store actors for executors, which are given by host with their cores; start them where there are none.
+
+        They are on the executors' nodes. For executors on machines without a Ray node they are on all of Ray's nodes.
+        """
+        nodes = ray_nodes()
+        cores = dict.fromkeys(nodes, 0)
+        self.executors, self.near, strange = executors, {}, 0
+        for host, of_host in executors.items():
+            if (node := self._node_of(host, nodes)) is None:
+                strange += of_host
+            else:
+                cores[node] += of_host
+                self.near[nodes[node]] = host
+        self.are_strange = strange > 0
+        for number, node in enumerate(nodes):
+            cores[node] += strange // len(nodes) + (number < strange % len(nodes))
         starting = []
-        for host, cores in executors.items():
-            node = by_host.get(host)
-            if node is None:
-                log.warning("an executor's host is no address of a Ray node; shards are not placed there: %s", host)
-                continue
-            for number, share in enumerate(self._shares(cores)):
+        for node, of_node in cores.items():
+            for number, share in enumerate(self._shares(of_node) if of_node else ()):
                 handle = self._ensure(node, number)
                 starting.append((handle, handle.location.remote(), share))
         slots = []
-        for handle, location, cores in starting:
+        for handle, location, share in starting:
             # A store actor that is starting answers no ping, and does not hang: it is checked for a hang only after this wait.
             self._actors.wait([location], START_S)
             try:
-                slots.append(ActorSlot(self._answer(handle, location, handle.location.remote), cores))
+                slots.append(ActorSlot(self._answer(handle, location, handle.location.remote), share))
             except (RayActorError, StateStoreError) as error:
                 log.warning("a node's store actor does not start; shards are not placed there: %s", error)
         return slots
 
-    def direct_addresses(self, actor_names: Collection[str]) -> dict[str, DirectAddress | None]:
-        """Return where tasks of other nodes connect to store actors; None for one that takes no such connections.
+    def _node_of(self, host: str, nodes: Mapping[str, str]) -> str | None:
+        """Return the Ray node on an executor's machine; None if there is none."""
+        addresses = addresses_of(host)
+        # Spark cannot distinguish Ray nodes of the same address; the first is used for all.
+        by_address = {address: node for node, address in sorted(nodes.items(), reverse=True)}
+        found = next((by_address[address] for address in addresses if address in by_address), None)
+        return self._actors.node_id() if found is None and addresses & addresses_of_machine() else found
 
-        Raises
-        ------
-        RayActorError, StateStoreError
-            One of them is not there.
+    def direct_addresses(self, holders: Iterable[ActorLocation]) -> dict[str, DirectAddress | None]:
+        """Return where tasks of other nodes connect to store actors, by the incarnation; None for one that takes no such connections.
+
+        Those that are lost are left out.
         """
-        handles = {name: self._actors.find(name) for name in actor_names}
-        if lost := [name for name, handle in handles.items() if handle is None]:
-            raise StoreUnavailableError("a store actor is not there any more", store_actor=", ".join(lost))
-        methods = {name: handle.direct_address.remote for name, handle in handles.items() if handle is not None}
-        asked = {name: method() for name, method in methods.items()}
-        return {name: self._answer(handles[name], answer, methods[name]) for name, answer in asked.items()}
+        unknown = {holder.actor_name: holder for holder in holders if holder.instance_id not in self._direct}
+        handles = {name: handle for name in unknown if (handle := self._actors.find(name)) is not None}
+        asked = {name: handle.direct_address.remote() for name, handle in handles.items()}
+        for name, answer in asked.items():
+            with suppress(RayActorError, StateStoreError):
+                address = self._answer(handles[name], answer, handles[name].direct_address.remote)
+                self._direct[unknown[name].instance_id] = address
+        return self._direct
 
     def _answer(self, handle: Any, answer: Any, ask_again: Callable[[], Any]) -> Any:
         retry = Retry(MachineClock(), START_S, first_pause_s=0.1, longest_pause_s=1.0)
@@ -123,10 +153,10 @@ class ExecutorNodes:
 
     def start(self, hosts: Iterable[str]) -> None:
         """Have the first store actor of some hosts started where there is none, without waiting for it."""
-        by_host = self._nodes_by_host()
+        nodes = ray_nodes()
         for host in hosts:
-            if host in by_host:
-                self._ensure(by_host[host], 0)
+            if (node := self._node_of(host, nodes)) is not None:
+                self._ensure(node, 0)
 
     def end_hung(self, nodes: Collection[str], passed_s: float) -> None:
         """End store actors that have not answered a ping for long, and ping the others. Ray restarts those that were ended.
@@ -159,12 +189,28 @@ class ExecutorNodes:
         self._watched.setdefault((node, number), _Watched(handle))
         return handle
 
-    def _nodes_by_host(self) -> dict[str, str]:
-        hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
-        # Spark cannot distinguish Ray nodes of the same address; the first is used for all.
-        return {host: node for node, host in sorted(hosts.items(), reverse=True)}
-
     def _shares(self, cores: int) -> list[int]:
         """Return how many of a node's cores each of its store actors counts for; they get shards accordingly."""
         actors = min(self._per_node or actors_for(cores), max(1, cores))
         return [cores // actors + (number < cores % actors) for number in range(actors)]
+
+
+def ray_nodes() -> dict[str, str]:
+    """Return the address of each living Ray node, by its id."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+
+
+@lru_cache(maxsize=4096)
+def addresses_of(host: str) -> frozenset[str]:
+    """Return a host's name or address, and the addresses that the name has."""
+    try:
+        return frozenset({host, *(str(info[4][0]) for info in socket.getaddrinfo(host, None))})
+    except OSError:
+        return frozenset({host})
+
+
+@cache
+def addresses_of_machine() -> frozenset[str]:
+    """Return the addresses of this machine."""
+    return frozenset(address.address for of_one in psutil.net_if_addrs().values() for address in of_one)

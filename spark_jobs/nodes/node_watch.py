@@ -27,7 +27,7 @@ from coordinator.telemetry.drivers import DriverReport
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.ray_nodes import ExecutorSlots, RayCluster, RayNode
 from spark_jobs.plan.executors import Executors
-from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
+from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE, is_on_ray
 from store_actors.actor.deploy import LiveMigration, end_store_actors
 
 log = logging.getLogger(__name__)
@@ -124,8 +124,9 @@ class NodeWatch:
         #: For the executors that Ray is restarting, their number of restarts when that was first seen.
         self._restarts: dict[str, int] = {}
         self._needed = _needed(executors)
-        # With dynamic allocation only Spark itself may request and end executors.
-        self._may_change = executors.setting("spark.dynamicAllocation.enabled", "false") != "true"
+        # With dynamic allocation, and where executors are not RayDP's, only Spark itself may request and end them.
+        is_dynamic = executors.setting("spark.dynamicAllocation.enabled", "false") == "true"
+        self._may_change = is_on_ray(executors.setting("spark.master", "")) and not is_dynamic
         limit = int(executors.setting(MAX_EXECUTORS, executors.setting("spark.executor.instances", "0")))
         # Without that resource RayDP would start several executors on one node, and leave another idle.
         self._slots = ExecutorSlots(limit if self._may_change and STORE_RESOURCE in self._needed else 0)

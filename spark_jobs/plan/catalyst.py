@@ -324,7 +324,10 @@ class Expression:
         return Expression(java_class(f"{_EXPRESSIONS}.PrettyAttribute")(name, self._java.dataType()))
 
     def as_nullable_as(self, attribute: Expression) -> Expression:
-        """Return the expression with the nullability of an attribute."""
+        """Return the expression with the nullability of an attribute, also of what is inside of its values."""
+        kind = attribute._java.dataType()
+        if not self._java.dataType().equals(kind):
+            return Expression.of(Column(self.column()._jc.cast(kind))).as_nullable_as(attribute)
         if self.nullable == attribute.nullable:
             return self
         return self.known(nullable=attribute.nullable)

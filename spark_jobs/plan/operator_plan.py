@@ -28,7 +28,6 @@ from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.stateful_exchange import jvm_classes
 from spark_jobs.worker.exchange import END_COLUMN, HASH_COLUMN
-from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.operator_task import OperatorTask
 from store_actors.operators.operator_names import operator_name
 
@@ -66,7 +65,7 @@ class OperatorPlan(Protocol):
 class TaskMaker(Protocol):
     """A plan with a reduce task of its own, in place of the task that passes the rows to a shard."""
 
-    def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
+    def reduce_task(self, schema: StateSchema, metadata: StateMetadata) -> ReduceTask:
         """Return the task for the operator's final schema."""
 
 
@@ -290,7 +289,7 @@ def requested_state(route: str, query_mode: str | None) -> StateMetadata:
     return requested.in_output_mode(requested.schema.in_output_mode(query_mode))
 
 
-def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: FleetAddress) -> DataFrame:
+def route_plan(operator: RoutedOperator, metadata: StateMetadata) -> DataFrame:
     """Return the streaming DataFrame of an operator's results, with its state in the fleet."""
     schema, plan, upstream = operator.schema, operator.plan, operator.upstream
     task = OperatorTask(schema, metadata).to_json()
@@ -309,7 +308,7 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
     if is_marked:
         rows = _marked_as_aggregation(rows)
     if isinstance(plan, TaskMaker):
-        emitted = rows.mapInArrow(plan.reduce_task(schema, metadata, address), plan.row_type())
+        emitted = rows.mapInArrow(plan.reduce_task(schema, metadata), plan.row_type())
     else:
         emitted = _handed_over(rows, plan.row_type(), task)
     results = plan.finish(emitted)

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from coordinator.model.errors import SetupError
 from spark_jobs.jvm.build import present_jar
+from spark_jobs.plan.catalyst import JOB_FAILURES
 
 _ENTRY = "org.apache.spark.sql.statefleet.Sessions$"
 #: By application, as each has class loaders, and executors, of its own.
@@ -59,6 +60,25 @@ def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
             "nothing was started; use the version of pyspark that this package asks for, on a plain driver",
             spark=spark.version,
             cause=str(error).partition("\n")[0],
+        ) from error
+
+
+def check_reach(spark: SparkSession, uri: str, sockets: str) -> None:
+    """Have each core of a session's executors connect to a fleet's store actors once.
+
+    Raises
+    ------
+    SetupError
+        One of them cannot.
+    """
+    try:
+        jvm_classes(spark).checkReach(spark._jsparkSession, uri, sockets)
+    except JOB_FAILURES as error:
+        raise SetupError(
+            "Spark's executors cannot connect to the fleet's store actors; nothing was started; each of their machines needs a node of "
+            "the Ray cluster, run by the same user, or a way to the ports of Ray's nodes",
+            uri=uri,
+            cause=error,
         ) from error
 
 

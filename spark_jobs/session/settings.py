@@ -103,3 +103,9 @@ STORE_SETTINGS: Mapping[str, Setting] = {
         "driver asked for",
     ),
 }
+
+
+def is_on_ray(master: str) -> bool:
+    """Return whether a session's executors are Ray actors of RayDP."""
+    # RayDP's own scheme; `raydp-submit` has only the word.
+    return master == "ray" or master.startswith("ray://")

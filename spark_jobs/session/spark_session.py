@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pyspark
 import ray
-import raydp
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from coordinator.model.errors import InvalidRequestError, SetupError
+from coordinator.runtime.extras import import_extra
 from coordinator.runtime.native_notes import stderr_without_notes
 from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
 from spark_jobs.jvm.build import line_of, present_jar
@@ -185,12 +185,13 @@ def start_session(
     Raises
     ------
     SetupError
-        There is no Java 17, no Ray cluster where one was expected, or no package of ``spark.jars.packages``; or the program uses
-        Spark Connect.
+        There is no RayDP, no Java 17, no Ray cluster where one was expected, or no package of ``spark.jars.packages``; or the program
+        uses Spark Connect.
     InvalidRequestError
         `max_executors` is less than `num_executors`.
     """
     check_no_remote(os.environ)
+    import_extra("raydp")
     settings = {**_values(SETTINGS), **(configs or {})}
     if max_executors is not None:
         if max_executors < num_executors:
@@ -236,6 +237,7 @@ def _submitted_session(app_name: str, ray_address: str | None, settings: Mapping
 def _new_session(
     app_name: str, num_executors: int, cores: int, executor_memory: str, settings: Mapping[str, str]
 ) -> SparkSession:
+    raydp = import_extra("raydp")
     configs = {**_cluster_settings(num_executors), **(_values(LOCAL_SETTINGS) if _started_ray else {}), **settings}
     for name in _CLASS_PATHS:
         configs[name] = os.pathsep.join(filter(None, (str(present_jar()), configs.get(name))))
@@ -290,7 +292,7 @@ def _cluster_settings(num_executors: int) -> dict[str, str]:
 
 
 def _values(settings: Mapping[str, Setting]) -> dict[str, str]:
-    is_spark_4 = line_of(pyspark.__version__) == "spark4"
+    is_spark_4 = line_of(pyspark.__version__) != "spark35"
     return {
         key: setting.with_spark_4 if is_spark_4 and setting.with_spark_4 else setting.value
         for key, setting in settings.items()
@@ -300,22 +302,11 @@ def _values(settings: Mapping[str, Setting]) -> dict[str, str]:
 def stop_session() -> None:
     """Stop Spark, and Ray if this process started it."""
     global _started_ray
-    raydp.stop_spark()
+    if (raydp := sys.modules.get("raydp")) is not None:
+        raydp.stop_spark()
     active = SparkSession.getActiveSession()
     if active is not None:
         active.stop()
     if _started_ray:
         ray.shutdown()
         _started_ray = False
-
-
-def check_on_ray(spark: SparkSession) -> None:
-    """Refuse a session whose executors are no Ray actors, such as a local session (SetupError)."""
-    master = spark.sparkContext.master or ""
-    # RayDP's own scheme; `raydp-submit` has only the word.
-    if master != "ray" and not master.startswith("ray://"):
-        raise SetupError(
-            "this Spark session does not run on Ray, where the fleet is: its executors are no Ray actors; make the session with "
-            "statefleet.start_session or raydp.init_spark, after stopping this one, in the program that connects to the fleet",
-            master=master,
-        )

@@ -28,7 +28,6 @@ from spark_jobs.transform.processor import ParsedSchemas, StatefulProcessor, Sta
 from spark_jobs.transform.task import InitialRows, ProcessorProgram, RowForm, load_processor
 from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of, view_of
 from spark_jobs.worker.exchange import HASH_COLUMN
-from store_actors.client.fleet_client import FleetAddress
 from store_actors.engine.columns import in_schema
 
 
@@ -83,14 +82,13 @@ class TransformPlan:
         """Units of the timers' due column in a millisecond, if they fire by processing time."""
         return 1 if self.program.time_mode is TimeMode.PROCESSING_TIME else None
 
-    def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
+    def reduce_task(self, schema: StateSchema, metadata: StateMetadata) -> ReduceTask:
         return UserStateTask(
             program=self.program,
             drops_late_rows=self.program.time_mode is TimeMode.EVENT_TIME,
             due_per_ms=self.due_per_ms,
             schema=schema,
             metadata=metadata,
-            address=address,
         )
 
 

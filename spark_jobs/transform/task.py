@@ -26,8 +26,8 @@ from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, StatefulProcessorHandle, TimerValues
 from spark_jobs.transform.variables import PLACE, TIMER, TimeMode, Variable, VariableKind, processor_stores, store_name
-from store_actors.client.fleet_client import FleetClient
 from store_actors.client.state_store import StateStore
+from store_actors.client.worker_client import WorkerClient
 from store_actors.messages.requests import StoreSpec
 
 #: Number of keys whose state is in memory at once.
@@ -138,7 +138,7 @@ class ProcessorProgram:
     has_watermark: bool
 
     @contextmanager
-    def opened(self, client: FleetClient, task: TaskIdentity, schema: StateSchema) -> Iterator[OpenProcessor]:
+    def opened(self, client: WorkerClient, task: TaskIdentity, schema: StateSchema) -> Iterator[OpenProcessor]:
         with closing(load_processor(self.processor)) as processor:
             block = Block([field.name for field in schema.keys])
             handle = StatefulProcessorHandle(block, self.time_mode, self.schemas)
@@ -276,15 +276,14 @@ class OpenProcessor:
 
 
 def _purged(
-    client: FleetClient, task: TaskIdentity, deleted: Iterable[str], keys: tuple[Field, ...]
+    client: WorkerClient, task: TaskIdentity, deleted: Iterable[str], keys: tuple[Field, ...]
 ) -> tuple[StoreSpec, ...]:
     """Return the stores of deleted variables that still have rows."""
     kinds = {store_name(kind, name): kind for name in sorted(deleted) for kind in VariableKind}
     stores = [store for store in kinds if _known(task, store) not in _EMPTY_STORES]
     if not stores or task.batch_id == 0:
         return ()
-    plans = client.load_plans(task, stores)
-    filled = [store for store in stores if plans[store].may_have_rows()]
+    filled = client.filled_stores(task, stores)
     _EMPTY_STORES.update(_known(task, store) for store in stores if store not in filled)
     return tuple(
         StoreSpec(store, keys if kinds[store] is VariableKind.VALUE else (*keys, PLACE), ()) for store in filled

@@ -1,4 +1,4 @@
-"""The fleet as one of Spark's Python workers reaches it: one Ray connection a process, and the store actor of its executor's node."""
+"""The fleet as one of Spark's Python workers reaches it: by a connection to a store actor; for imports, by Ray."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from functools import cache
 
 import psutil
 import pyarrow as pa
 from pyspark import TaskContext
 
+from coordinator.model.errors import StoreUnavailableError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import freeze_imports
+from coordinator.runtime.runtime import MachineClock, Retry, freeze_imports
 from coordinator.service.deploy import join_cluster
 from store_actors.actor.fleet_clients import fleet_client_of
 from store_actors.client.fleet_client import FleetAddress, FleetClient
+from store_actors.client.leased_calls import DEADLINE_S, PAUSE_S
 from store_actors.client.operator_task import BatchHeader
+from store_actors.client.worker_client import WorkerClient
+from store_actors.connections.function_stream import FunctionConnection
 
 
 @cache
@@ -31,6 +35,31 @@ def fleet_client(address: FleetAddress) -> FleetClient:
     return client
 
 
+@contextmanager
+def worker_client(header: BatchHeader) -> Iterator[WorkerClient]:
+    """Connect to the store actor of a task; within the context its stores can be opened.
+
+    Raises
+    ------
+    StoreUnavailableError
+        The store actor did not come back in time.
+    """
+    assert header.store_actor is not None, "Spark's task says where it is"
+    settle_process()
+    retry = Retry(MachineClock(), DEADLINE_S, first_pause_s=PAUSE_S, longest_pause_s=1.0)
+    while True:
+        try:
+            connection = FunctionConnection(**header.store_actor, request={"is_worker": True})
+            break
+        except StoreUnavailableError:  # it may be starting
+            if retry.is_over:
+                raise
+        retry.pause()
+    with closing(connection):
+        yield WorkerClient(connection.call)
+
+
+@cache
 def settle_process() -> None:
     """Spare a worker two costs that PySpark pays again for every task and that grow with what is imported.
 
@@ -58,15 +87,10 @@ def _executors_node_ip() -> str | None:
     return next((argument.removeprefix(option) for argument in arguments if argument.startswith(option)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectTask:
-    """A ``mapInArrow`` function that connects its worker to the fleet, and returns the rows unchanged."""
-
-    address: FleetAddress
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        fleet_client(self.address).connect()
-        yield from batches
+def warmed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a ``mapInArrow`` task unchanged, in a worker that has imported what tasks need."""
+    settle_process()
+    yield from batches
 
 
 @cache

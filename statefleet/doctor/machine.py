@@ -18,7 +18,7 @@ from statefleet.doctor.findings import Finding, Outcome, emit
 from store_actors.spilling.spill_folder import IN_MEMORY, file_system, free_bytes
 
 #: Versions of Python that run each of Statefleet's extras.
-_PYTHONS = {"spark35": ("3.11",), "spark4": ("3.12", "3.13")}
+_PYTHONS = {"spark35": ("3.11",), "spark4": ("3.12", "3.13"), "spark43": ("3.12", "3.13")}
 #: Share of the memory that Ray uses for its object store, in /dev/shm.
 _RAY_SHARE = 0.3
 #: Free share of a disk below which Ray creates no objects there any more, and below which that is near.
@@ -49,7 +49,8 @@ def python_fits(version: str, extra: str) -> Finding:
 def _spark_extra() -> str:
     """Return the extra of Statefleet that has the installed version of Spark; Spark 3.5's if there is no Spark."""
     try:
-        return "spark35" if metadata.version("pyspark").startswith("3.") else "spark4"
+        version = metadata.version("pyspark")
+        return "spark35" if version.startswith("3.") else "spark43" if version.startswith("4.3.") else "spark4"
     except metadata.PackageNotFoundError:
         return "spark35"
 
@@ -81,7 +82,9 @@ def packages(required: Callable[[], list[str] | None] = lambda: metadata.require
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            wrong.append(f"{requirement.name} is missing")
+            # A check of its own tells of it.
+            if requirement.name != "raydp":
+                wrong.append(f"{requirement.name} is missing")
             continue
         installed.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
@@ -118,9 +121,16 @@ def java(environ: Mapping[str, str] = os.environ) -> Finding:
 def raydp_jars(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Yield whether RayDP has jars for the installed Spark."""
     spark, raydp = _folder("pyspark"), _folder("raydp")
-    if spark is None or raydp is None:
-        missing = "PySpark" if spark is None else "RayDP"
-        yield Finding("RayDP and Spark", Outcome.WRONG, f"{missing} is not installed", _install_again())
+    if spark is None:
+        yield Finding("RayDP and Spark", Outcome.WRONG, "PySpark is not installed", _install_again())
+        return
+    if raydp is None:
+        yield Finding(
+            "RayDP and Spark",
+            Outcome.WARNING,
+            "RayDP is not installed, without which start_session and what runs by it (the quickstart, jobs) are not there",
+            "make sessions by SparkSession.builder, or pip install raydp, of the version that Statefleet's extra of this Spark names",
+        )
         return
     yield jars_fit(spark / "jars", raydp / "jars", metadata.version("pyspark"), metadata.version("raydp"))
     home = environ.get("SPARK_HOME")

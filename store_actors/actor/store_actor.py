@@ -37,11 +37,13 @@ from coordinator.storage.probe import StorageProof
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_store_in_actor
 from store_actors.actor.replicator import Replicator
-from store_actors.client.leased_calls import LeasedCalls, LocalActors, local_calls
+from store_actors.client.fleet_client import FleetClient
+from store_actors.client.leased_calls import LocalActors, local_calls
 from store_actors.client.operator_task import emitted_rows
 from store_actors.connections.direct_calls import DirectAddress, DirectMessages, DirectServer
 from store_actors.connections.epoch_stream import Beats, EpochServer
 from store_actors.connections.hand_over import address_of, hand_over_server, serve_remote_task, sockets_of
+from store_actors.connections.worker_calls import WorkerCalls
 from store_actors.epochs.functions import FunctionRuns
 from store_actors.epochs.runs import EpochRuns
 from store_actors.messages.key_queries import KeyQuery, KeyResults
@@ -454,12 +456,15 @@ class StoreActor(StoreProcess):
         runtime.threads.start(self._export_metrics, "statefleet-metrics")
         address = address_of(sockets_of(session_folder(), uri), location.host, store_actor_number(actor_name))
         actors = LocalActors(actor_name, self, local_calls(runtime.threads))
-        calls = LeasedCalls(actors, coordinator, runtime.clock, partial(actors.find, actor_name))
-        serve = partial(emitted_rows, calls, is_limited=memory.limit is not None)
+        client = FleetClient(coordinator, actors, runtime.clock, partial(actors.find, actor_name))
+        serve = partial(emitted_rows, client.calls, is_limited=memory.limit is not None)
         functions = FunctionRuns(runtime.threads)
-        epochs = EpochServer(self.runs, functions, self._metrics, runtime, self._check_process, self, Beats(runtime))
+        make_calls = partial(WorkerCalls, client, self._has)
+        epochs = EpochServer(
+            self.runs, functions, self._metrics, runtime, self._check_process, make_calls, Beats(runtime)
+        )
         hand_over_server(address, serve, epochs.serve, runtime)
-        serve_remote = partial(serve_remote_task, serve_epochs=epochs.serve, runtime=runtime)
+        serve_remote = partial(serve_remote_task, serve_task=serve, serve_epochs=epochs.serve, runtime=runtime)
         self._direct = _direct_answers(self._reads.answer, serve_remote, runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)

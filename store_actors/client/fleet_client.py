@@ -102,22 +102,21 @@ class FleetClient:
         StateStoreError
             The coordinator or the store refused the call.
         """
-        return self.open_granted(task, metadata, stores)[0]
+        session, grant = self.open_session(task, metadata, stores)
+        return StateStore(session, default_store(grant.lease.store_id, stores), grant.base_version)
 
-    def open_granted(
+    def open_session(
         self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]
-    ) -> tuple[StateStore, LeaseGrant]:
-        """Return the handle of :meth:`open_update`, and the lease, whose watermarks are for operators that follow event time."""
+    ) -> tuple[SessionCalls, LeaseGrant]:
+        """Return the calls of the handle of :meth:`open_update`, and the lease."""
 
         def request(granted: Granted) -> OpenRequest:
             ((_, grant),) = granted
             return OpenRequest(task, grant.lease, grant.base_version, stores)
 
-        def opened(answer: Any, granted: Granted, handle: Any) -> list[tuple[StateStore, LeaseGrant]]:
+        def opened(answer: Any, granted: Granted, handle: Any) -> list[tuple[SessionCalls, LeaseGrant]]:
             ((_, grant),) = granted
-            session = SessionCalls(self._actors, handle, answer[0], request(granted))
-            store_id = default_store(grant.lease.store_id, stores)
-            return [(StateStore(session, store_id, grant.base_version), grant)]
+            return [(SessionCalls(self._actors, handle, answer[0], request(granted)), grant)]
 
         call = LeasedCall("open_update", lambda granted, node_id: (request(granted),), opened)
         (of_task,) = self.calls.under_leases([task], metadata, call)

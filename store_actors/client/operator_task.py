@@ -50,8 +50,11 @@ class BatchHeader:
         When Spark planned the batch: its processing time. In the offset log, so a repeated batch has the same.
     former_time_ms
         `time_ms` of the batch before; None in the first batch.
-    worker
-        Where a user's program gets rows in a continuous query, of which this is the first epoch (``EpochTask.scala``); None in a batch.
+    store_actor
+        Where a user's program finds its store actor, as arguments of a
+        :class:`~store_actors.connections.function_stream.FunctionConnection`; None for other operators.
+    run
+        What the program asks for in a continuous query, of which this is the first epoch (``EpochTask.scala``); None in a batch.
     """
 
     query_id: str
@@ -65,7 +68,8 @@ class BatchHeader:
     first_partition: int = 0
     output_mode: str = ""
     is_temporary: bool = False
-    worker: dict[str, Any] | None = dataclasses.field(default=None, repr=False)
+    store_actor: dict[str, Any] | None = dataclasses.field(default=None, repr=False)
+    run: dict[str, Any] | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
     def of_json(cls, text: bytes) -> BatchHeader:

@@ -31,7 +31,7 @@ from msgspec import structs
 from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import BatchHeader, InputColumns, OperatorTask, visible
-from store_actors.connections.function_stream import WorkerConnection
+from store_actors.connections.function_stream import MakeCalls, WorkerConnection
 from store_actors.connections.sender import FrameSender
 from store_actors.engine import unsafe_rows
 from store_actors.engine.pieces import batches
@@ -96,8 +96,8 @@ class EpochServer:
     ----------
     check_fitness
         Raises a StateStoreError if this process must take no work.
-    process
-        The store actor, whose methods the workers of functions call.
+    make_calls
+        Makes what the worker of a function calls.
     beats
         Of all connections of tasks.
     """
@@ -107,7 +107,7 @@ class EpochServer:
     metrics: StoreMetrics
     runtime: Runtime
     check_fitness: Callable[[], None]
-    process: Any
+    make_calls: MakeCalls
     beats: Beats
 
     def serve(self, request: Mapping[str, Any], operator: bytes, source: BinaryIO, task: FrameSender) -> None:
@@ -200,17 +200,20 @@ class EpochServer:
             self.functions.end(state, run_id, why)
 
     def _serve_worker(self, request: Mapping[str, Any], source: BinaryIO, worker: FrameSender) -> None:
-        """Have a function called by a worker until one of the two ends the run."""
-        connection = WorkerConnection(worker, self.process)
+        """Take the calls of a worker; and, in a continuous query, have a function called by it until one of the two ends the run."""
+        connection = WorkerConnection(worker, self.make_calls)
         why = "the process that calls the function has ended"
         try:
-            (shard,) = self._function_shards(request, None).values()
+            shard = None
+            if "tasks" in request:
+                (shard,) = self._function_shards(request, None).values()
             why = connection.serve(shard, source)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise
         finally:
-            self.functions.end(request["state"], request["batch"]["run_id"], why)
+            if "tasks" in request:
+                self.functions.end(request["state"], request["batch"]["run_id"], why)
             connection.finish()
 
     def _function_shards(

@@ -20,15 +20,13 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from multiprocessing import AuthenticationError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from coordinator.model.errors import StateStoreError, StoreUnavailableError
+from coordinator.model.errors import StoreUnavailableError
 from coordinator.runtime.runtime import MachineClock, Retry
 from store_actors.connections.direct_calls import TASK, DirectAddress, MessageBytes, connect
 from store_actors.connections.hand_over import FORMAT, LENGTH, SECRET_BYTES, address_of, secret_of
@@ -38,8 +36,11 @@ from store_actors.messages.wire import as_stream
 
 # A worker has nothing of shards.
 if TYPE_CHECKING:
+    from store_actors.connections.worker_calls import WorkerCalls
     from store_actors.epochs.functions import FunctionShard
 
+#: Makes the calls of a worker.
+MakeCalls: TypeAlias = "Callable[[Callable[[BaseException], None]], WorkerCalls]"
 PIECE, SEAL, _FAILED, _CALL, _ANSWER = 1, 2, 3, 4, 5
 #: Kind, epoch, watermark, and the bytes that follow.
 _HEAD = struct.Struct(">bqqi")
@@ -82,32 +83,18 @@ def _plain(kind: int, content: bytes) -> bytes:
     return _HEAD.pack(kind, 0, 0, len(content)) + content
 
 
-@dataclass(frozen=True, slots=True)
-class _CalledProcess:
-    """The store actor's methods, as a worker calls them: an epoch that is not committed ends its run."""
-
-    process: Any
-    fail: Callable[[BaseException], None]
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        called: Callable[..., Any] = getattr(self.process, method)
-        return partial(called, tell_failed=self.fail) if method == "seal_session" else called
-
-
 class WorkerConnection:
     """The store actor's end, as :class:`~store_actors.epochs.functions.FunctionWorker`.
 
     Parameters
     ----------
-    process
-        What has the methods that the worker calls.
+    make_calls
+        Makes what has the methods that the worker calls, and is told how the worker learns that an epoch was not committed.
     """
 
-    def __init__(self, worker: FrameSender, process: Any) -> None:
+    def __init__(self, worker: FrameSender, make_calls: MakeCalls) -> None:
         self._send, self.finish = worker.send, worker.finish
-        self._process = _CalledProcess(process, self.fail)
-        #: The session that the worker has opened last.
-        self._session = ""
+        self._calls = make_calls(self.fail)
 
     def take(self, rows: pa.Table) -> None:
         self._send(written(PIECE, 0, 0, rows))
@@ -118,30 +105,25 @@ class WorkerConnection:
     def fail(self, error: BaseException) -> None:
         self._send(_plain(_FAILED, str(error).encode()), is_last=True)
 
-    def serve(self, shard: FunctionShard, source: BinaryIO) -> str:
-        """Take what the worker emits, and its calls, until it ends the connection; return why it did."""
-        shard.attach(self)
+    def serve(self, shard: FunctionShard | None, source: BinaryIO) -> str:
+        """Take what the worker emits for a shard of a continuous query, and its calls, until it ends the connection; return why."""
+        if shard is not None:
+            shard.attach(self)
         try:
             while (frame := read_frame(source)) is not None:
                 if frame.kind == _FAILED:
                     return frame.content.decode()
                 if frame.kind == _CALL:
-                    self._answer(frame.content)
+                    self._send(_plain(_ANSWER, answered(self._calls, frame.content)))
+                elif shard is None:
+                    raise ValueError(f"malformed call: a frame of kind {frame.kind}")
                 elif frame.kind == SEAL:
                     shard.end_epoch(frame.epoch, frame.rows)
                 else:
                     shard.emit(frame.rows)
         finally:
-            # A worker that was killed has not ended it.
-            with suppress(StateStoreError):
-                self._process.end_session(self._session)
+            self._calls.end()
         return "the process that calls the function has ended"
-
-    def _answer(self, call: bytes) -> None:
-        method, result, answer = answered(self._process, call)
-        if method == "open_update" and result is not None:
-            self._session = result[0]
-        self._send(_plain(_ANSWER, answer))
 
 
 class FunctionConnection:

@@ -27,7 +27,8 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -55,12 +56,14 @@ _CREDENTIALS = struct.Struct("3i")
 #: Bytes of the secret, and of what a task sends for its proof.
 SECRET_BYTES = 32
 #: Raised with each change of what is sent (``Connection.scala`` has the same): a task and a store actor of two releases do not talk.
-FORMAT = "8"
+FORMAT = "9"
 #: How the folders of sockets begin; each user has one for each session of Ray.
 _FOLDERS = "/tmp/statefleet-"
 #: Bytes of a store actor's file, at most.
 _FACTS_BYTES = 100
 _BUFFER_BYTES = 1 << 18
+#: Bytes of a message at most.
+_MESSAGE_BYTES = 1 << 16
 #: Bytes of a request and of an operator at most; both grow with what a query has of shards and columns, and have some kilobytes.
 _MOST_BYTES = 16 << 20
 #: Bytes that are read at once: what a length says is only reserved as it arrives.
@@ -229,38 +232,54 @@ class HandOverServer:
                 sink = _Counting(buffered)
                 sink.write(hmac.digest(self._secret, challenge, "sha256"))
                 sink.flush()
-                try:
+                answers = _Answers(sink, self._serve_task, lambda: task.settimeout(None))
+                with answers.telling():
                     pieces = _Pieces(source)
                     request, operator = _read_request(pieces)
-                    if "tasks" in request:
+                    if _is_of_frames(request):
                         task.settimeout(None)
                         self._serve_epochs(request, operator, source, FrameSender(task, self._runtime))
                         return
-                    rows, size = self._answer(task, request, operator, pieces, sink)
-                    sink.write(_DONE + _ANSWER_END.pack(rows, size))
-                except Exception as error:
-                    # The task raises it, and Spark shows it.
-                    log.debug("a batch that was handed over failed", exc_info=True)
-                    text = f"{type(error).__name__}: {error}".encode()
-                    sink.write(_FAILED + LENGTH.pack(len(text)) + text)
+                    task.settimeout(self._rows_s)
+                    answers.write(request, operator, pieces)
         except OSError:
             log.debug("a task ended before it had its answer", exc_info=True)
 
-    def _answer(
-        self, task: socket.socket, request: Mapping[str, Any], operator: bytes, source: _Pieces, sink: _Counting
-    ) -> tuple[int, int]:
-        """Write the rows that a task's shards emit; return how many rows and bytes they are."""
-        task.settimeout(self._rows_s)
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Answers a task that hands a batch over.
+
+    Attributes
+    ----------
+    be_patient
+        Has the connection wait without an end.
+    """
+
+    sink: _Counting
+    serve_task: Serve
+    be_patient: Callable[[], None]
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell the task an error, which it raises, so that Spark shows it."""
+        try:
+            yield
+        except Exception as error:
+            log.debug("a batch that was handed over failed", exc_info=True)
+            text = f"{type(error).__name__}: {error}".encode()
+            self.sink.write(_FAILED + LENGTH.pack(len(text)) + text)
+
+    def write(self, request: Mapping[str, Any], operator: bytes, source: _Pieces) -> None:
+        """Write the rows that the task's shards emit, and their end."""
         rows = _received(source, request["shards"], request["unsafe_rows"])
         work = HandedOver(operator, request["batch"], request["attempt"], request["executor"], request["shards"], rows)
-        emitted, count = self._serve_task(work), 0
-        if (first := next(emitted, None)) is None:
-            _check_end(rows)
-            return 0, 0
+        emitted, count, begin, sink = self.serve_task(work), 0, self.sink.size, self.sink
+        first = next(emitted, None)
         # The task may take long with its results, before it sends more.
-        task.settimeout(None)
+        self.be_patient()
         # An error ends the rows, too; the task sees by the byte after them that there should be more.
-        if request["unsafe_results"] and unsafe_rows.are_supported(first.schema):
+        if first is not None and request["unsafe_results"] and unsafe_rows.are_supported(first.schema):
             sink.write(_UNSAFE_ROWS)
             begin = sink.size
             try:
@@ -270,7 +289,7 @@ class HandOverServer:
                     count += batch.num_rows
             finally:
                 unsafe_rows.write_end(cast(BinaryIO, sink))
-        else:
+        elif first is not None:
             sink.write(_ROWS)
             begin = sink.size
             with pa.ipc.new_stream(sink, first.schema) as answer:
@@ -279,19 +298,50 @@ class HandOverServer:
                     # The task waits for the rest of what it has begun to read.
                     sink.flush()
                     count += batch.num_rows
+        size = sink.size - begin
         _check_end(rows)
-        return count, sink.size - begin
+        sink.write(_DONE + _ANSWER_END.pack(count, size))
 
 
-def serve_remote_task(messages: DirectMessages, serve_epochs: ServeEpochs, runtime: Runtime) -> None:
-    """Serve a task of a continuous query that is on another node, until it ends its connection."""
+def _is_of_frames(request: Mapping[str, Any]) -> bool:
+    """Return whether a connection is of a continuous query's task, or of a Python worker's calls."""
+    return "tasks" in request or "is_worker" in request
+
+
+def serve_remote_task(messages: DirectMessages, serve_task: Serve, serve_epochs: ServeEpochs, runtime: Runtime) -> None:
+    """Serve a task that is on another node, until it ends its connection."""
     messages.wait_for_next(_REQUEST_S)
     messages.send(FORMAT.encode())
-    with messages.own_socket() as task, io.BufferedReader(MessageBytes(messages), _BUFFER_BYTES) as source:
-        request, operator = _read_request(_Pieces(source))
-        # From here on a task may wait long, for rows and for a sink.
-        messages.wait_without_end()
-        serve_epochs(request, operator, source, FrameSender(task, runtime, messages.sealed))
+    with (
+        messages.own_socket() as task,
+        io.BufferedReader(MessageBytes(messages), _BUFFER_BYTES) as source,
+        io.BufferedWriter(_MessageSink(messages), _BUFFER_BYTES) as buffered,
+    ):
+        answers = _Answers(_Counting(buffered), serve_task, messages.wait_without_end)
+        with answers.telling():
+            pieces = _Pieces(source)
+            request, operator = _read_request(pieces)
+            # From here on a task may wait long, for rows and for a sink.
+            messages.wait_without_end()
+            if _is_of_frames(request):
+                serve_epochs(request, operator, source, FrameSender(task, runtime, messages.sealed))
+            else:
+                answers.write(request, operator, pieces)
+
+
+class _MessageSink(io.RawIOBase):
+    """What is sent in messages."""
+
+    def __init__(self, messages: DirectMessages) -> None:
+        self._messages = messages
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        content = bytes(memoryview(data)[:_MESSAGE_BYTES])
+        self._messages.send(content)
+        return len(content)
 
 
 def _read_request(source: _Pieces) -> tuple[dict[str, Any], bytes]:

@@ -14,15 +14,14 @@ import pyarrow as pa
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StateStoreError
-from coordinator.model.identities import ActorLocation, TaskIdentity
-from store_actors.messages.requests import BatchFacts, OpenRequest, Write
+from coordinator.model.identities import TaskIdentity
+from store_actors.messages.requests import BatchFacts, StoreSpec, Write
 from store_actors.messages.wire import as_stream, error_facts, error_of
 
 #: Of each method that may be called, its arguments and its result.
 _METHODS: dict[str, tuple[Any, Any]] = {
-    "location": (tuple[()], ActorLocation),
-    "piggybacked": (tuple[tuple[TaskIdentity, ...]], list[LeaseGrant | None]),
-    "open_update": (tuple[OpenRequest], tuple[str, int]),
+    "open_session": (tuple[TaskIdentity, dict[str, Any], tuple[StoreSpec, ...]], tuple[str, LeaseGrant]),
+    "filled_stores": (tuple[TaskIdentity, tuple[str, ...]], tuple[str, ...]),
     "session_call": (tuple[str, str, str, tuple[Any, ...], tuple[Write, ...]], Any),
     "next_batch": (tuple[str, str], Any),
     "commit_session": (tuple[str, BatchFacts | int | None, tuple[Write, ...]], int),
@@ -38,13 +37,8 @@ def encoded_call(method: str, arguments: tuple[Any, ...]) -> bytes:
     return _encoder.encode((method, arguments))
 
 
-def answered(process: Any, call: bytes) -> tuple[str, Any, bytes]:
-    """Do a call of an object's method.
-
-    Returns
-    -------
-    tuple
-        The method, its result, and the answer as it is sent. After an error of this project the result is None.
+def answered(called: Any, call: bytes) -> bytes:
+    """Do a call of an object's method; return the answer as it is sent.
 
     Raises
     ------
@@ -59,10 +53,10 @@ def answered(process: Any, call: bytes) -> tuple[str, Any, bytes]:
     except (msgspec.MsgspecError, ValueError, OSError) as error:
         raise ValueError(f"malformed call: {error}") from error
     try:
-        result = getattr(process, method)(*typed)
+        result = getattr(called, method)(*typed)
     except StateStoreError as error:
-        return method, None, _encoder.encode((error_facts(error), None))
-    return method, result, _encoder.encode((None, result))
+        return _encoder.encode((error_facts(error), None))
+    return _encoder.encode((None, result))
 
 
 def decoded_answer(method: str, answer: bytes) -> Any:

@@ -118,13 +118,7 @@ class EpochRuns:
         grants = self._lease(list(request.tasks.values()), request.metadata)
         try:
             for (shard, task), grant in zip(request.tasks.items(), grants, strict=True):
-                if not self._is_here(grant):
-                    raise FencedError(
-                        "a shard of the query is at another store actor than was planned; nothing was changed; the run begins again",
-                        state=task.state_name,
-                        partition=task.partition_id,
-                        store_actor=grant.lease.location.actor_name,
-                    )
+                check_is_here(task, grant, self._is_here)
                 shards[shard] = EpochShard(
                     self._partitions, task, grant, request.schema, request.task[1], self._commits.submit, run.tell_ended
                 )
@@ -154,3 +148,14 @@ class EpochRuns:
                 del self._runs[key]
         for shard in shards.values():
             shard.end(reason)
+
+
+def check_is_here(task: TaskIdentity, grant: LeaseGrant, is_here: Callable[[LeaseGrant], bool]) -> None:
+    """Raise FencedError unless the lease of a run's shard is of this process."""
+    if not is_here(grant):
+        raise FencedError(
+            "a shard of the query is at another store actor than was planned; nothing was changed; the run begins again",
+            state=task.state_name,
+            partition=task.partition_id,
+            store_actor=grant.lease.location.actor_name,
+        )

@@ -26,7 +26,6 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.service.calls import NAMESPACE, RayActors
 from coordinator.service.deploy import coordinator_name
 from coordinator.storage.options import split_options
-from spark_jobs.worker.process import ConnectTask
 from statefleet.fleet import Fleet, connect
 from store_actors.actor.fleet_clients import fleet_client_of
 from store_actors.client.state_store import store_specs
@@ -108,7 +107,7 @@ def places_of(fleet: Fleet, secret: str) -> list[str]:
     """Return where a text can be read: in what Ray's own processes hold (its state API shows no more), in logs, kept or printed."""
     processes = {kind: process.process.pid for kind, all_of_it in node().all_processes.items() for process in all_of_it}
     logs = [file for file in Path(node().get_session_dir_path()).rglob("*") if file.is_file()]
-    kept = dumps(ConnectTask(fleet._address))
+    kept = dumps(fleet._address)
     printed = repr((fleet, fleet._address, fleet.status())) + str(fleet._coordinator)
     return [
         *(kind for kind, pid in processes.items() if memory_has(pid, secret.encode())),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.session.spark_session import start_session, stop_session
+from spark_jobs.jvm.build import present_jar
+from spark_jobs.session.settings import LOCAL_SETTINGS
+from spark_jobs.session.settings import SETTINGS as ALL_SETTINGS
+from spark_jobs.session.spark_session import _values, ensure_ray, spark_environment, start_session, stop_session
 from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
 from tests.integration.streams import Streams
@@ -29,13 +33,22 @@ def environment_before() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark(new_uri: NewUri, environment_before: dict[str, str]) -> Iterator[SparkSession]:
-    session = start_session(
-        "statefleet-tests",
-        executor_cores=2,
-        configs=SETTINGS,
-    )
-    yield session
+    has_raydp = find_spec("raydp") is not None
+    yield start_session("statefleet-tests", executor_cores=2, configs=SETTINGS) if has_raydp else _plain_session()
     stop_session()
+
+
+def _plain_session() -> SparkSession:
+    """Return a session on threads, of a Spark that RayDP does not have: with the settings of other sessions."""
+    with spark_environment():
+        ensure_ray()
+        builder = SparkSession.builder.master("local[2]").appName("statefleet-tests")
+        settings = (
+            _values({**ALL_SETTINGS, **LOCAL_SETTINGS}) | SETTINGS | {"spark.driver.extraClassPath": str(present_jar())}
+        )
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        return builder.getOrCreate()
 
 
 @pytest.fixture

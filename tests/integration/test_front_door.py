@@ -86,37 +86,3 @@ raise SystemExit(main(["status", "file://{tmp_path}/fleet"]))
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert ended.returncode == 1, ended.stderr
     assert "no Ray cluster answers" in ended.stderr
-
-
-@pytest.mark.replay
-def test_a_session_that_is_not_on_ray_is_refused_before_anything_else(fleet: sf.Fleet, tmp_path: Path) -> None:
-    """Another program connects to this fleet, with a session of Spark's own on threads."""
-    program = f"""
-from spark_jobs.session.spark_session import ensure_ray
-ensure_ray(ray_address="{ray.get_runtime_context().gcs_address}")
-from pyspark.sql import SparkSession
-import statefleet as sf
-fleet = sf.connect("{fleet.uri}")
-spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-try:
-    stream = spark.readStream.format("rate").load()
-    calls = {{
-        "stateful": lambda: fleet.stateful(stream, name="local"),
-        "attach": lambda: fleet.attach(stream, "local", "keyed", None, 1, lambda metadata, address: stream, by_python=False),
-    }}
-    for name, call in calls.items():
-        try:
-            call()
-        except sf.SetupError as error:
-            print(name, error)
-finally:
-    spark.stop()
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
-    )
-    message = r"does not run on Ray.*statefleet\.start_session or raydp\.init_spark.*\[master=`local\[2\]`\]"
-    lines = ran.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["stateful", "attach"], ran.stderr
-    assert all(re.search(message, line) for line in lines)
-    assert not any(query["name"] == "local" for query in fleet.status()["queries"])

@@ -67,7 +67,7 @@ CASES = {
     "sql on the command line": (["duckdb"], COMMAND.format(arguments=SQL)),
     "quickstart on the command line": (["pyspark"], COMMAND.format(arguments=["quickstart"])),
     "pyspark": (["pyspark"], "import statefleet\nstatefleet.connect"),
-    "raydp": (["raydp"], "import statefleet\nstatefleet.start_session"),
+    "raydp": (["raydp"], "import statefleet\nstatefleet.start_session('x')"),
     "all else": (["duckdb", "polars", "jupyterlab", "IPython", "fastapi", "starlette", "uvicorn"], ALL_ELSE),
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import socket
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from io import BytesIO
@@ -16,12 +17,14 @@ import pyarrow as pa
 import pytest
 
 from coordinator.model.errors import FencedError, InvalidRequestError, OperationOutOfOrderError, StoreUnavailableError
+from coordinator.model.identities import TaskIdentity
 from coordinator.runtime.runtime import Runtime
 from store_actors.connections.direct_calls import DirectServer
 from store_actors.connections.epoch_stream import Beats, EpochServer
 from store_actors.connections.function_stream import (
     PIECE,
     SEAL,
+    Frame,
     FunctionConnection,
     WorkerConnection,
     read_frame,
@@ -32,7 +35,7 @@ from store_actors.connections.sender import FrameSender
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.functions import FunctionRuns, FunctionShard
 from store_actors.epochs.shard import Piece
-from store_actors.messages.requests import OpenRequest, ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.serving.metrics import StoreMetrics
 from tests.clocks import until
 from tests.unit.aggregation_fleet import Link, counts, rows
@@ -54,15 +57,19 @@ class Worker:
         self.got.append((epoch, watermark_ms))
 
 
-class Process:
-    """The methods of a store actor, as far as they are called."""
+class Calls:
+    """What a worker calls, as far as it does; `told` are the errors of which it learned besides."""
 
-    def __init__(self) -> None:
-        self.ended: list[str] = []
-        self.end_session = self.ended.append
+    has_ended = False
 
-    def open_update(self, request: OpenRequest) -> tuple[str, int]:
-        return f"session {request.base_version}", request.base_version
+    def __init__(self, tell_failed: Callable[[BaseException], None]) -> None:
+        self.tell_failed = tell_failed
+
+    def end(self) -> None:
+        self.has_ended = True
+
+    def filled_stores(self, task: TaskIdentity, names: tuple[str, ...]) -> tuple[str, ...]:
+        return names[task.batch_id :]
 
     def session_call(self, session_id: str, store: str, method: str, args: tuple[Any, ...], writes: Any) -> Any:
         if method == "fail":
@@ -133,7 +140,7 @@ def test_what_a_worker_sends_answers_the_tasks_until_it_fails() -> None:
     store, remote = socket.socketpair()
     remote.settimeout(20)
     shard, _, first, _ = shard_of_two_tasks()
-    connection, ended = WorkerConnection(FrameSender(store, Runtime()), Process()), list[str]()
+    connection, ended = WorkerConnection(FrameSender(store, Runtime()), Calls), list[str]()  # type: ignore[arg-type]
     thread = Thread(target=lambda: ended.append(connection.serve(shard, store.makefile("rb"))))
     thread.start()
     source = remote.makefile("rb")
@@ -160,23 +167,28 @@ def test_what_a_worker_sends_answers_the_tasks_until_it_fails() -> None:
 
 @pytest.mark.parametrize("is_near", [True, False])
 def test_a_worker_calls_the_store_actor_while_pieces_come(tmp_path: Path, is_near: bool) -> None:
-    runtime, process, link = Runtime(), Process(), Link()
+    runtime, link, made = Runtime(), Link(), list[Calls]()
     functions = FunctionRuns(runtime.threads)
+
+    def calls(tell_failed: Callable[[BaseException], None]) -> Calls:
+        made.append(Calls(tell_failed))
+        return made[-1]
+
     # No operator is served.
-    epochs = EpochServer(None, functions, StoreMetrics(), runtime, lambda: None, process, Beats(runtime))  # type: ignore[arg-type]
+    epochs = EpochServer(None, functions, StoreMetrics(), runtime, lambda: None, calls, Beats(runtime))  # type: ignore[arg-type]
     sockets = f"{tmp_path}/private/"
     direct = None
     if is_near:
         HandOverServer(address_of(sockets, "host", 0), lambda *_: None, epochs.serve, runtime)
     else:
-        serve = partial(serve_remote_task, serve_epochs=epochs.serve, runtime=runtime)
+        serve = partial(serve_remote_task, serve_task=lambda *_: iter(()), serve_epochs=epochs.serve, runtime=runtime)
         server = DirectServer("127.0.0.1", bytes(32), lambda call: call, serve, runtime)
         direct = {"host": "127.0.0.1", "port": server.address.port, "key": base64.b64encode(bytes(32)).decode()}
     batch = {"run_id": "run", "batch_id": 5}
     asked = {"is_worker": True, "state": "s", "batch": batch, "tasks": 1, "shards": [0]}
     with closing(FunctionConnection(sockets, "host", 0, direct, asked)) as connection:
-        request = KeyedFleet().request(0)
-        assert connection.call("open_update", request) == ("session 0", 0)
+        task = KeyedFleet().request(0).task
+        assert connection.call("filled_stores", task, ("a", "b")) == ("a", "b")
         (shard,) = functions.shards("s", "run", 5, 1, [0], link).values()
         shard.join(0, link)
         for values in ("ab", "c"):
@@ -195,8 +207,38 @@ def test_a_worker_calls_the_store_actor_while_pieces_come(tmp_path: Path, is_nea
         with pytest.raises(StoreUnavailableError, match="the run of the query has ended"):
             connection.call("forget_all")
         assert connection.next() is None
-    until(lambda: process.ended == ["session 0"])
+    until(lambda: made[0].has_ended)
     assert "malformed call: of forget_all" in str(link.errors[0])
+
+
+def test_a_worker_whose_epoch_is_not_committed_is_told_and_one_of_a_batch_only_calls(tmp_path: Path) -> None:
+    runtime, made = Runtime(), list[Calls]()
+
+    def calls(tell_failed: Callable[[BaseException], None]) -> Calls:
+        made.append(Calls(tell_failed))
+        return made[-1]
+
+    epochs = EpochServer(
+        None,  # type: ignore[arg-type]
+        FunctionRuns(runtime.threads),
+        StoreMetrics(),
+        runtime,
+        lambda: None,
+        calls,  # type: ignore[arg-type]
+        Beats(runtime),
+    )
+    sockets = f"{tmp_path}/private/"
+    HandOverServer(address_of(sockets, "host", 0), lambda *_: None, epochs.serve, runtime)
+    task = KeyedFleet().request(0).task
+    with closing(FunctionConnection(sockets, "host", 0, None, {"is_worker": True})) as connection:
+        assert connection.call("filled_stores", task, ("a",)) == ("a",)
+        made[0].tell_failed(StoreUnavailableError("the disk is full"))
+        with pytest.raises(StoreUnavailableError, match="has ended"):
+            connection.call("filled_stores", task, ("a",))
+    with closing(FunctionConnection(sockets, "host", 0, None, {"is_worker": True})) as connection:
+        connection.answer(Frame(PIECE, 0, 0, b""), results("a"))
+        assert connection.next() is None, "it has no shard whose results these could be"
+    until(lambda: all(one.has_ended for one in made))
 
 
 def test_half_a_frame_is_none() -> None:
@@ -212,7 +254,7 @@ def test_a_worker_does_not_talk_to_a_store_actor_of_another_release(tmp_path: Pa
     sockets = f"{tmp_path}/private/"
     address = Path(address_of(sockets, "host", 0))
     address.parent.mkdir(mode=0o700)
-    for written_format in ("7", "9"):
+    for written_format in ("8", "10"):
         address.write_text(f"{os.getpid()} {written_format} cw==")
         with pytest.raises(StoreUnavailableError, match="is of another release"):
             FunctionConnection(sockets, "host", 0, None, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import os
 import socket
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from py4j.protocol import Py4JJavaError
 
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import HandedOver
-from store_actors.connections.hand_over import HandOverServer, address_of
-from tests.unit.jvm import Jvm
+from store_actors.connections.direct_calls import DirectServer
+from store_actors.connections.hand_over import FORMAT, HandOverServer, address_of, serve_remote_task
+from tests.unit.jvm import PACKAGE, Jvm
 from tests.unit.no_epochs import no_epochs
 
 HOST = "10.0.0.1"
@@ -33,6 +36,7 @@ ARROW = 1 << 16
 #: Bytes of a request that are kept, to be sent again.
 KEPT = 1 << 22
 ANSWERED_NOTHING = b"\1" + bytes(16)
+KEY = bytes(range(32))
 
 
 def failed(text: str) -> bytes:
@@ -69,6 +73,7 @@ class Handed:
         *,
         second: str = "",
         texts: Sequence[bytes] = (),
+        port: int | None = None,
     ) -> None:
         self.shards = list(range(0, 2 * len(counts), 2))
         routes = list(jvm.own("Shards").routes(2 * len(counts)))
@@ -84,7 +89,8 @@ class Handed:
             b"{}",
             "{}",
             of_tasks,
-            jvm.ints([0]),
+            "{}",
+            self._places(jvm, port),
             jvm.ints(routes),
             kind,
             kind,
@@ -93,6 +99,15 @@ class Handed:
         )
         self.context = jvm.new_task()
         self.emitted = jvm.own("HandOverTask")(work, 0, rows, self.context, HOST)
+
+    def _places(self, jvm: Jvm, port: int | None) -> Any:
+        """Return where the shards are: on this node, or at a port of another machine."""
+        option = jvm.named("scala.Option")
+        places = jvm.gateway.new_array(option, 1)
+        direct = None if port is None else jvm.own("DirectAddress")("127.0.0.1", port, base64.b64encode(KEY).decode())
+        host = HOST if port is None else "10.0.0.2"
+        places[0] = option.apply(jvm.own("Place")(host, 0, option.empty(), option.apply(direct)))
+        return places
 
     def rows_sent(self) -> dict[int, int]:
         """Return the number of rows that the driver is told of each shard."""
@@ -131,6 +146,61 @@ def test_every_row_goes_there_and_comes_back(
     assert task.rows_sent() == dict(zip(task.shards, counts, strict=True))
 
 
+@pytest.fixture
+def port() -> int:
+    """Return the port of a store actor of another machine."""
+    serve = partial(serve_remote_task, serve_task=echo, serve_epochs=no_epochs, runtime=Runtime())
+    return DirectServer("127.0.0.1", KEY, lambda call: call, serve, Runtime()).address.port
+
+
+@pytest.mark.parametrize(
+    "counts", [[0], [1], [FULL + 1], [0, 1, 0], [KEPT // 24 + FULL + 1, 1], [5 * KEPT // 24, 0, 3]]
+)
+@pytest.mark.parametrize("second", ["", "decimal(20,0)"])
+def test_rows_go_to_a_store_actor_of_another_machine_and_come_back(
+    port: int, handed: Callable[..., Handed], counts: list[int], second: str
+) -> None:
+    task = handed(counts, port=port, second=second)
+    assert count(task) == sum(counts)
+    assert task.rows_sent() == dict(zip(task.shards, counts, strict=True))
+
+
+def test_an_error_of_a_store_actor_of_another_machine_is_told(handed: Callable[..., Handed]) -> None:
+    def fails(work: HandedOver) -> Iterator[pa.RecordBatch]:
+        yield from next(work.rows).to_batches()
+        raise ValueError("it does not suit")
+
+    serve = partial(serve_remote_task, serve_task=fails, serve_epochs=no_epochs, runtime=Runtime())
+    port = DirectServer("127.0.0.1", KEY, lambda call: call, serve, Runtime()).address.port
+    with pytest.raises(Py4JJavaError, match="ValueError: it does not suit"):
+        count(handed([3, 3], port=port))
+
+
+def test_a_task_of_another_machine_without_an_address_is_refused(jvm: Jvm, sockets: str) -> None:
+    addresses, option = jvm.module(f"{PACKAGE}.StoreActorAddress"), jvm.named("scala.Option")
+    with pytest.raises(Py4JJavaError, match=r"on another machine \(10\.0\.0\.1\) than a store actor \(10\.0\.0\.2\)"):
+        addresses.holder(sockets, jvm.own("Place")("10.0.0.2", 0, option.empty(), option.empty()), HOST)
+
+
+def test_a_task_takes_the_socket_of_its_own_node_or_else_of_its_machine_or_else_an_address(
+    jvm: Jvm, sockets: str
+) -> None:
+    addresses, option = jvm.module(f"{PACKAGE}.StoreActorAddress"), jvm.named("scala.Option")
+    place = jvm.own("Place")("10.0.0.2", 1, option.empty(), option.apply(jvm.own("DirectAddress")("10.0.0.2", 1, "")))
+
+    def found() -> tuple[str, int, bool]:
+        at = addresses.nearest(sockets, option.apply(place), HOST, "{}", False).at()
+        return at.host(), at.actor(), at.direct().isEmpty()
+
+    Path(sockets).parent.mkdir()
+    assert found() == ("10.0.0.2", 1, False)
+    Path(address_of(sockets, "10.0.0.2")).touch()
+    assert found() == ("10.0.0.2", 1, True)
+    Path(address_of(sockets, HOST)).touch()
+    assert found() == (HOST, 1, True), "it takes rows of all shards"
+    assert not addresses.holder(sockets, place, HOST).at().direct().isEmpty(), "another one has the shard"
+
+
 @pytest.mark.parametrize(
     ("counts", "second"),
     [
@@ -166,7 +236,9 @@ def test_a_text_of_any_size_goes_there_and_comes_back(
 class Strange:
     """A store actor's socket that takes connections one by one, and does with each what the next of some functions does."""
 
-    def __init__(self, sockets: str, *serve: Callable[[socket.socket], None], facts: str = "{pid} 8 cw==") -> None:
+    def __init__(
+        self, sockets: str, *serve: Callable[[socket.socket], None], facts: str = f"{{pid}} {FORMAT} cw=="
+    ) -> None:
         address = Path(address_of(sockets, HOST))
         address.parent.mkdir(mode=0o700)
         self._listening = socket.socket(socket.AF_UNIX)
@@ -336,8 +408,8 @@ def test_a_process_that_does_not_say_who_it_is_is_given_up(jvm: Jvm, sockets: st
     address = jvm.named("java.nio.file.Paths").get(
         address_of(sockets, HOST), jvm.gateway.new_array(jvm.gateway.jvm.String, 0)
     )
-    with pytest.raises(Py4JJavaError, match="did not say who it is in 1 s"):
-        jvm.own("Connection")(address, jvm.task, 1)
+    with pytest.raises(Py4JJavaError, match="did not say in time who it is"):
+        jvm.module(f"{PACKAGE}.Connection").near(address, jvm.task, 1)
 
 
 def test_a_task_waits_for_a_store_actor_that_says_nothing_until_it_is_cancelled(

@@ -70,6 +70,7 @@ class FakeCluster:
         limit: int = 4,
         offers_slots: bool = True,
         is_dynamic: bool = False,
+        is_on_ray: bool = True,
     ) -> None:
         self.alive = {address: f"id-{address}" for address in addresses}
         self.ending: dict[str, int] = {}
@@ -82,6 +83,7 @@ class FakeCluster:
         self.restarts: list[RestartingExecutor] = []
         self.store_actors = set(addresses)
         self._settings = {"spark.executor.cores": "2", "spark.executor.instances": "1", MAX_EXECUTORS: str(limit)}
+        self._settings["spark.master"] = "ray://10.0.0.1:1" if is_on_ray else "k8s://10.0.0.9"
         if offers_slots:
             self._settings[f"{EXECUTOR_RESOURCES}{STORE_RESOURCE}"] = "1"
         if is_dynamic:
@@ -269,8 +271,9 @@ def test_without_slots_for_stores_the_watch_leaves_executors_to_raydp() -> None:
     assert cluster.calls == []
 
 
-def test_with_dynamic_allocation_the_watch_leaves_executors_to_spark() -> None:
-    cluster = FakeCluster("a", "b", "c", is_dynamic=True, executors={"0": "a", "1": "b"})
+@pytest.mark.parametrize("option", [{"is_dynamic": True}, {"is_on_ray": False}])
+def test_executors_are_left_to_spark_with_dynamic_allocation_and_where_they_are_not_raydps(option: Any) -> None:
+    cluster = FakeCluster("a", "b", "c", executors={"0": "a", "1": "b"}, **option)
     cluster.ending["b"] = 1
     cluster.look(0, 20, 100)
     cluster.watch.batch_ended()
@@ -504,10 +507,43 @@ def test_shards_are_placed_on_store_actors_that_ray_starts_again(
 ) -> None:
     nodes, actors = pinged
     monkeypatch.setattr("spark_jobs.nodes.executor_nodes.START_S", within_s)
-    monkeypatch.setattr(nodes, "_nodes_by_host", lambda: {"host-a": "a", "host-b": "b"})
+    monkeypatch.setattr("spark_jobs.nodes.executor_nodes.ray_nodes", lambda: {"a": "host-a", "b": "host-b"})
     actors.unavailable = times
     slots = nodes.slots({"host-a": 1, "host-b": 1})
     assert [slot.location for slot in slots] == ["location of a", "location of b"][2 - placed :]
+
+
+@pytest.mark.parametrize(
+    ("executors", "shares", "near", "are_strange"),
+    [
+        ({"10.0.0.1": 3, "10.0.0.2": 1}, {"a": 3, "b": 1}, {"10.0.0.1": "10.0.0.1", "10.0.0.2": "10.0.0.2"}, False),
+        # By a name, and several executors of a machine under several hosts.
+        ({"of-b": 2, "10.0.0.2": 1}, {"b": 3}, {"10.0.0.2": "10.0.0.2"}, False),
+        # This machine is the driver's node, by whatever address.
+        ({"192.168.7.7": 2}, {"a": 2}, {"10.0.0.1": "192.168.7.7"}, False),
+        # Elsewhere: all nodes.
+        ({"10.9.9.9": 5}, {"a": 3, "b": 2}, {}, True),
+        ({"10.9.9.9": 1, "10.0.0.2": 1}, {"a": 1, "b": 1}, {"10.0.0.2": "10.0.0.2"}, True),
+        ({}, {}, {}, False),
+    ],
+)
+def test_store_actors_are_on_the_nodes_of_executors_or_else_on_all(
+    pinged: tuple[ExecutorNodes, PingedActors],
+    monkeypatch: pytest.MonkeyPatch,
+    executors: dict[str, int],
+    shares: dict[str, int],
+    near: dict[str, str],
+    are_strange: bool,
+) -> None:
+    nodes, actors = pinged
+    module = "spark_jobs.nodes.executor_nodes"
+    monkeypatch.setattr(f"{module}.ray_nodes", lambda: {"a": "10.0.0.1", "b": "10.0.0.2"})
+    monkeypatch.setattr(f"{module}.addresses_of", lambda host: {host, *(["10.0.0.2"] if host == "of-b" else [])})
+    monkeypatch.setattr(f"{module}.addresses_of_machine", lambda: {"127.0.0.1", "192.168.7.7"})
+    monkeypatch.setattr(actors, "node_id", lambda: "a", raising=False)
+    found = nodes.slots(executors)
+    assert {str(slot.location)[-1]: slot.cores for slot in found} == shares
+    assert (nodes.near, nodes.are_strange) == (near, are_strange)
 
 
 class SlowActor:

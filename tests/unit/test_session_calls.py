@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.model.errors import FencedError
-from coordinator.model.identities import ActorLocation
 from coordinator.model.watermarks import Watermarks
 from store_actors.connections.session_calls import answered, decoded_answer, encoded_call
 from store_actors.messages.requests import BatchFacts
@@ -23,15 +22,15 @@ REQUEST = KeyedFleet().request(0)
 GRANT = KeyedFleet().coordinator.lease(REQUEST.task, "a")
 ROWS = pa.table({"k": ["a", None], "n": pa.array([1, 2], pa.int64())})
 CALLS: dict[str, tuple[str, tuple[Any, ...], Any]] = {
-    "where it is": ("location", (), ActorLocation("a", "i", "n", "h", 1)),
-    "leases": ("piggybacked", ((REQUEST.task,),), [GRANT, None]),
-    "a session": ("open_update", (REQUEST,), ("id", 3)),
+    "a session": ("open_session", (REQUEST.task, {"state_name": "s"}, REQUEST.stores), ("id", GRANT)),
+    "which stores have rows": ("filled_stores", (REQUEST.task, ("a", "b")), ("b",)),
     "rows of keys": ("session_call", ("id", "s", "multi_get", (ROWS,), (("s", "put", (ROWS,)),)), ROWS),
     "no rows": ("session_call", ("id", "s", "due", (7,), ()), ROWS.slice(0, 0)),
     "a piece": ("next_batch", ("id", "scan"), ROWS.to_batches()[0]),
     "no further piece": ("next_batch", ("id", "scan"), None),
     "a commit": ("commit_session", ("id", BatchFacts(Watermarks(1, 2), 3, 4, 5), ()), 4),
     "a commit without facts": ("commit_session", ("id", None, ()), 4),
+    "the end of an epoch": ("seal_session", ("id", BatchFacts(Watermarks(1, 2), 3, 4, 5), ()), 4),
     "whether it is committed": ("session_committed", ("id",), True),
     "an end": ("end_session", ("id",), None),
 }
@@ -42,14 +41,14 @@ def test_arguments_and_result_come_as_they_were_sent(call: str) -> None:
     method, arguments, result = CALLS[call]
     called: list[Any] = []
     process = SimpleNamespace(**{method: lambda *args: (called.append(args), result)[1]})
-    assert answered(process, encoded_call(method, arguments))[:2] == (method, result)
+    answer = answered(process, encoded_call(method, arguments))
     assert called == [arguments]
-    assert decoded_answer(method, answered(process, encoded_call(method, arguments))[2]) == result
+    assert decoded_answer(method, answer) == result
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
     process = SimpleNamespace(session_call=lambda *args: args[3])
-    _, _, answer = answered(process, encoded_call("session_call", ("id", "s", "due", (np.int64(1 << 60),), ())))
+    answer = answered(process, encoded_call("session_call", ("id", "s", "due", (np.int64(1 << 60),), ())))
     assert decoded_answer("session_call", answer) == [1 << 60]
 
 
@@ -57,14 +56,14 @@ def test_an_error_is_of_its_class_with_its_variables() -> None:
     def fail(session_id: str) -> None:
         raise FencedError("it is another one's", session_id=session_id, version=3)
 
-    _, _, answer = answered(SimpleNamespace(end_session=fail), encoded_call("end_session", ("id",)))
+    answer = answered(SimpleNamespace(end_session=fail), encoded_call("end_session", ("id",)))
     with pytest.raises(FencedError, match=r"^it is another one's \[session_id=`id` version=`3`\]$"):
         decoded_answer("end_session", answer)
 
 
 @pytest.mark.parametrize(
     ("method", "arguments"),
-    [("kill", ()), ("__init__", ()), ("end_session", ()), ("end_session", (7,)), ("open_update", ({"task": 1},))],
+    [("kill", ()), ("__init__", ()), ("end_session", ()), ("end_session", (7,)), ("open_session", ({"task": 1},))],
 )
 def test_other_calls_are_refused(method: str, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"^malformed call: "):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.worker.exchange import Received
 from spark_jobs.worker.process import task_identity
-from store_actors.client.fleet_client import FleetAddress, default_store
+from store_actors.client.fleet_client import default_store
 from store_actors.client.operator_task import BatchHeader
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import OpenRequest, ShardInput, StoreSpec
@@ -147,10 +148,9 @@ class Query:
             due_per_ms=None,
             schema=SCHEMA,
             metadata=metadata,
-            address=FleetAddress("memory:///", "local"),
         )
         self.batch_id = 0
-        monkeypatch.setattr(user_state_task, "fleet_client", lambda address: client)
+        monkeypatch.setattr(user_state_task, "worker_client", lambda header: nullcontext(client))
         monkeypatch.setattr(user_state_task, "task_identity", self._identity)
 
     def _identity(self, metadata: StateMetadata, header: BatchHeader) -> TaskIdentity:

@@ -23,17 +23,17 @@ class Lost(what: String, cause: Throwable = null, who: String = "of this node")
     cause)
 
 /**
- * A connection to a store actor's process, which has proved that it can read the store actor's file
- * (store_actors/connections/hand_over.py is the other side).
+ * A connection to a store actor's process (store_actors/connections/hand_over.py is the other side).
  *
  * A task waits as long as its connection is there: one whose process hangs (stopped, deadlocked) is ended by the watch
  * of Spark's driver (spark_jobs/nodes/node_watch.py), and Ray starts it again.
  *
- * @param address The store actor's file.
+ * @param socket Does not block.
+ * @param channel What is sent to and received from, by way of the socket.
  * @param context The task, which may be cancelled while it waits.
- * @param proofSeconds Seconds until the process has to have proved who it is; one that hangs is ended sooner.
+ * @param who The store actor, in errors.
  */
-class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
+class Connection(val socket: SocketChannel, val channel: ByteChannel, context: TaskContext, who: String = "of this node")
   extends ReadableByteChannel {
   private final val ProofBytes = 32
 
@@ -41,36 +41,19 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
   private final val LookMs = 1000L
   private final val InTheMiddle = "was lost in the middle of a batch"
 
-  private val channel = SocketChannel.open(StandardProtocolFamily.UNIX)
-  channel.configureBlocking(false)
   private val selector = Selector.open()
-  private val key = channel.register(selector, 0)
+  private val key = socket.register(selector, 0)
   private val received = ByteBuffer.allocate(Request.BlockBytes)
 
   /** Until when the process has to have proved who it is. Another user's, which is not watched, could hang for ever. */
-  private var proofUntil = System.nanoTime() + proofSeconds * 1000000000L
+  private var proofUntil = Long.MaxValue
   var consumed = 0L
 
   received.limit(0)
-  try connect()
-  catch {
-    case error: Throwable =>
-      close()
-      throw error
-  }
 
-  private def connect(): Unit = {
-    val (process, secret) = SocketFolder.factsOf(address).split(" ") match {
-      case Array(process, format, secret, _*) if format == Connection.Format => (process, secret)
-      case _ => throw Connection.anotherRelease(address.toString)
-    }
-    if (!channel.connect(UnixDomainSocketAddress.of(s"$address.$process"))) {
-      throw new ConnectException("too many connections wait to be taken")
-    }
-    checkProof(Base64.getDecoder.decode(secret))
-  }
-
-  private def checkProof(secret: Array[Byte]): Unit = {
+  /** Has the process of a store actor's file prove that it can read the file. */
+  private[statefleet] def checkProof(address: Path, secret: Array[Byte], seconds: Long): Unit = {
+    proofUntil = System.nanoTime() + seconds * 1000000000L
     val challenge = new Array[Byte](ProofBytes)
     new SecureRandom().nextBytes(challenge)
     val sent = ByteBuffer.wrap(challenge)
@@ -85,7 +68,17 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
   }
 
   /** Has the other side see that nothing follows. */
-  def endSending(): Unit = channel.shutdownOutput()
+  def endSending(): Unit = {
+    sealing.foreach(_.flush())
+    while (!sealing.forall(_.isFlushed)) {
+      await(SelectionKey.OP_WRITE)
+      sealing.foreach(_.flush())
+    }
+    socket.shutdownOutput()
+  }
+
+  /** Where a message may wait to be sent on. */
+  private def sealing: Option[SealedChannel] = Option(channel).collect { case sealing: SealedChannel => sealing }
 
   /**
    * Sends what the other side takes at once; if that is nothing, waits until it takes something, or something comes.
@@ -99,7 +92,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
         catch {
           case error: ClosedChannelException => throw error
           // The other side may have sent an error that says why.
-          case error: IOException => if (hasArrived()) 0 else throw new Lost(InTheMiddle, error)
+          case error: IOException => if (hasArrived()) 0 else throw new Lost(InTheMiddle, error, who)
         }
       if (size == 0) await(SelectionKey.OP_WRITE | SelectionKey.OP_READ)
     }
@@ -132,7 +125,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
     finally received.flip()
   }
 
-  private def orLost(size: Int): Int = if (size < 0) throw new Lost(InTheMiddle) else size
+  private def orLost(size: Int): Int = if (size < 0) throw new Lost(InTheMiddle, who = who) else size
 
   def fill(target: ByteBuffer): Unit = while (target.hasRemaining) read(target)
 
@@ -153,13 +146,15 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
   /** Receives what is there, or waits for something; returns its size, or -1 at the end of the connection. */
   @tailrec private def receive(target: ByteBuffer, waits: Boolean): Int = {
     val size =
-      try channel.read(target)
-      catch {
+      try {
+        sealing.foreach(_.flush())
+        channel.read(target)
+      } catch {
         case error: ClosedChannelException => throw error
-        case error: IOException => throw new Lost(InTheMiddle, error)
+        case error: IOException => throw new Lost(InTheMiddle, error, who)
       }
     if (size == 0 && waits) {
-      await(SelectionKey.OP_READ)
+      await(SelectionKey.OP_READ | (if (sealing.forall(_.isFlushed)) 0 else SelectionKey.OP_WRITE))
       receive(target, waits)
     } else {
       size
@@ -171,7 +166,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
     key.interestOps(operations)
     var isReady = false
     while (!isReady) {
-      if (System.nanoTime() > proofUntil) throw new Lost(s"did not say who it is in $proofSeconds s")
+      if (System.nanoTime() > proofUntil) throw new Lost("did not say in time who it is")
       selector.selectedKeys.clear()
       isReady = selector.select(LookMs) > 0
       context.killTaskIfInterrupted()
@@ -179,11 +174,10 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
     }
   }
 
-  /** Returns the connection's channel, which does not block, for another use of it; nothing has come yet. */
-  def released(): SocketChannel = {
+  /** Lets go of socket and channel, for another use of them; nothing has come yet. */
+  def release(): Unit = {
     key.cancel()
     selector.close()
-    channel
   }
 
   override def isOpen: Boolean = channel.isOpen
@@ -195,8 +189,41 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
 }
 
 object Connection {
+  /**
+   * Connects to a store actor of this machine, which proves that it can read its file.
+   *
+   * @param address The file.
+   * @param proofSeconds Seconds until it has to have done so; one that hangs is ended sooner.
+   */
+  def near(address: Path, context: TaskContext, proofSeconds: Long = 40L): Connection = {
+    val (process, secret) = SocketFolder.factsOf(address).split(" ") match {
+      case Array(process, format, secret, _*) if format == Format => (process, secret)
+      case _ => throw anotherRelease(address.toString)
+    }
+    val socket = SocketChannel.open(StandardProtocolFamily.UNIX)
+    socket.configureBlocking(false)
+    val connection = new Connection(socket, socket, context)
+    try {
+      if (!socket.connect(UnixDomainSocketAddress.of(s"$address.$process"))) {
+        throw new ConnectException("too many connections wait to be taken")
+      }
+      connection.checkProof(address, Base64.getDecoder.decode(secret), proofSeconds)
+      connection
+    } catch {
+      case error: Throwable =>
+        connection.close()
+        throw error
+    }
+  }
+
+  /** Connects to a store actor of another node. */
+  def direct(address: DirectAddress, context: TaskContext): Connection = {
+    val channel = SealedChannel.connected(address, context)
+    new Connection(channel.socket, channel, context, s"at $address")
+  }
+
   /** Raised with each change of what is sent (FORMAT in store_actors/connections/hand_over.py). */
-  final val Format = "8"
+  final val Format = "9"
 
   def hmac(key: Array[Byte]): Mac = {
     val code = Mac.getInstance("HmacSHA256")
@@ -239,9 +266,7 @@ object SocketFolder {
    * @param context The task, which may be cancelled while it waits.
    */
   def connected(sockets: String, host: String, actor: Int, context: TaskContext): Connection = {
-    val checksum = new CRC32
-    checksum.update(host.getBytes(UTF_8))
-    val first = f"$sockets${checksum.getValue}%08x"
+    val first = fileOf(sockets, host)
     val holder = s"$first-$actor"
     val until = deadline()
     Iterator.from(0).flatMap { tries =>
@@ -251,8 +276,15 @@ object SocketFolder {
     }.next()
   }
 
+  /** Returns the file of a node's first store actor. */
+  def fileOf(sockets: String, host: String): String = {
+    val checksum = new CRC32
+    checksum.update(host.getBytes(UTF_8))
+    f"$sockets${checksum.getValue}%08x"
+  }
+
   private def connectedTo(address: String, tries: Int, until: Long, context: TaskContext): Option[Connection] =
-    try Some(new Connection(Paths.get(address), context))
+    try Some(Connection.near(Paths.get(address), context))
     catch {
       case error: ClosedByInterruptException => throw error
       case error: IOException =>

@@ -1,11 +1,10 @@
 package org.apache.spark.sql.statefleet
 
 import java.nio.channels.Selector
-import java.nio.charset.StandardCharsets.UTF_8
 import org.apache.spark.{Partition, SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.rdd.RDD
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{GenericInternalRow, UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.continuous._
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.NextIterator
@@ -77,10 +76,8 @@ class CallRows(context: SparkContext, shards: Int, kind: StructType) extends RDD
   override protected def getPartitions: Array[Partition] = Array.tabulate(shards)(new ShardPartition(_))
 
   override def compute(split: Partition, context: TaskContext): Iterator[InternalRow] = {
-    val values = new Array[Any](kind.length)
-    values(kind.fieldIndex("__end")) = EpochTask.call.get.getBytes(UTF_8)
-    values(kind.length - 1) = 0
-    Iterator.single(UnsafeProjection.create(kind)(new GenericInternalRow(values)))
+    val (batch, more) = EpochTask.call.get
+    Iterator.single(ShardEnds.row(kind, batch, more))
   }
 }
 
@@ -96,14 +93,9 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   context.addTaskCompletionListener[Unit](_ => selector.close())
 
   val streams: Array[PieceStream] = work.shards.map { case (place, shards) =>
-    val stream = directOf(place) match {
-      case Some(address) =>
-        val channel = SealedChannel.connected(address, context)
-        new PieceStream(this, shards, channel.socket, channel)
-      case None =>
-        val channel = SocketFolder.connected(work.sockets, place.host, place.actor, context).released()
-        new PieceStream(this, shards, channel, channel)
-    }
+    val connection = StoreActorAddress.holder(work.sockets, place, host).connected(context)
+    connection.release()
+    val stream = new PieceStream(this, shards, connection.socket, connection.channel)
     // Now, as another store actor may not be there.
     context.addTaskCompletionListener[Unit](_ => stream.close())
     stream
@@ -147,36 +139,18 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   /** Why the input is not read, or the user's function is not called, any more. */
   @volatile private var failure: Throwable = _
 
-  /** Where this task finds a store actor of another node; None for one of its own. */
-  private def directOf(place: Place): Option[DirectAddress] =
-    if (place.host == host) {
-      None
-    } else {
-      if (place.direct.isEmpty) {
-        throw new IllegalStateException(
-          s"this task is on another node ($host) than a store actor (${place.host}) which only takes connections of " +
-            s"its own node, as Ray has TLS, or as nothing can be listened to [state=`${work.state}`]")
-      }
-      place.direct
-    }
-
   def check(): Unit = if (failure != null) throw failure
 
   /** Has the user's function called, on a thread and in a Python worker for each shard whose results leave by this task. */
   def call(calls: RDD[InternalRow]): Unit = {
-    val batch = Driver.json.readValue(work.batch, classOf[Map[String, Any]])
+    val batch = Driver.json.readTree(work.batch)
     for ((place, shards) <- work.shards; shard <- shards if shard % work.tasks == number) {
       val asked = Map[String, Any](
         "is_worker" -> true, "state" -> work.state, "batch" -> batch, "tasks" -> work.tasks, "shards" -> Seq(shard))
-      val where = Map[String, Any](
-        "sockets" -> work.sockets,
-        "host" -> place.host,
-        "actor" -> place.actor,
-        "direct" -> directOf(place),
-        "request" -> asked)
-      val header = Driver.json.writeValueAsString(batch ++ Map[String, Any]("shard" -> shard, "worker" -> where))
+      val address = StoreActorAddress.holder(work.sockets, place, host)
+      val told = Map[String, Any]("shard" -> shard, "store_actor" -> address.fields, "run" -> asked)
       start(s"statefleet-function-$number-$shard") {
-        EpochTask.call.set(header)
+        EpochTask.call.set((work.batch, told))
         calls.iterator(new ShardPartition(shard), context).foreach(_ => ())
       }
     }
@@ -303,8 +277,8 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
 }
 
 object EpochTask {
-  /** What the user's function is told that this thread calls. */
-  private[statefleet] val call = new ThreadLocal[String]
+  /** The run's first epoch, and what else the user's function is told that this thread calls. */
+  private[statefleet] val call = new ThreadLocal[(String, Map[String, Any])]
 
   /** Rows, and their bytes, that wait to be sent, after which no more are read: a slow shard stops its source. */
   private final val MostRows = 1 << 16

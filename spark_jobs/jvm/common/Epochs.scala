@@ -259,7 +259,7 @@ case class EpochHandOverExec(
         "no store actor has the shards of a continuous query; nothing was started; see the driver's log for why, and " +
           s"start the query again [state=`${facts.state}`]")
     }
-    val hosts = cores.keySet ++ places.map(_.host)
+    val hosts = cores.keySet ++ places.map(place => place.near.getOrElse(place.host))
     if (hosts.size > 1 && places.exists(_.direct.isEmpty)) {
       throw new IllegalStateException(
         "the executors and shards of a continuous query are on several nodes, and store actors take connections of " +

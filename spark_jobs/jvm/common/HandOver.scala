@@ -27,7 +27,8 @@ import scala.jdk.CollectionConverters._
  * @param operator The operator as the store actor gets it, in JSON (store_actors/client/operator_task.py).
  * @param batch The batch, in JSON.
  * @param shards The shards of each task.
- * @param actors The number, on its node, of the store actor that has the shards of each task.
+ * @param facts The operator as the driver knows it, in JSON.
+ * @param places Where the shards of each task are, if that is known.
  * @param routes The route of each shard.
  * @param inputType The columns of rows before the route.
  * @param sentRows Collects, for the driver, pairs of a shard and the number of rows that its operator is sent.
@@ -37,7 +38,8 @@ case class HandOver(
     operator: Array[Byte],
     batch: String,
     shards: Array[Array[Int]],
-    actors: Array[Int],
+    facts: String,
+    places: Array[Option[Place]],
     routes: Array[Int],
     inputType: StructType,
     outputType: StructType,
@@ -81,7 +83,9 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
     while (found == null && !answer.isOver) {
       try {
         if (connection == null) {
-          connection = SocketFolder.connected(work.sockets, host, work.actors(task), context)
+          val isLost = until > 0L || context.attemptNumber() > 0
+          val address = StoreActorAddress.nearest(work.sockets, work.places(task), host, work.facts, isLost)
+          connection = address.connected(context)
         }
         if (isSent || connection.hasArrived()) answer.readMore(connection, isSent) else sendMore()
       } catch {

@@ -2,6 +2,7 @@ package org.apache.spark.sql.statefleet
 
 import java.util.Locale
 import java.util.function.{Function => JavaFunction}
+import org.apache.spark.{SparkEnv, TaskContext}
 import org.apache.spark.sql.Row
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.analysis.MultiInstanceRelation
@@ -24,12 +25,31 @@ object Sessions {
    */
   def install(session: SparkSession, driver: JavaFunction[String, String]): Unit = synchronized {
     Driver.callback = driver
+    Places.serve()
     if (!isInstalled(session)) {
       val methods = session.experimental
       StartRule.install(session)
       methods.extraOptimizations ++= Seq(UnmarkRule, LateRowsRule)
       session.streams.addListener(RunEnds)
       methods.extraStrategies :+= ExchangeStrategy
+    }
+  }
+
+  /**
+   * Raises an error unless every core of the session's executors can connect to all store actors that its shards may
+   * be at.
+   *
+   * @param sockets How the paths of the fleet's sockets begin.
+   */
+  def checkReach(session: SparkSession, uri: String, sockets: String): Unit = {
+    val context = session.sparkContext
+    val cores = Executors.coresByHost(context)
+    val places = Driver.ask[Array[Place]]("reach", Map("uri" -> uri, "cores" -> cores)).filter(_ != null)
+    if (places.isEmpty) throw new IllegalStateException("no store actor is there; see the driver's log for why")
+    val tasks = math.max(1, cores.values.sum)
+    context.parallelize(0 until tasks, tasks).foreach { _ =>
+      val host = SparkEnv.get.blockManager.blockManagerId.host
+      places.foreach(StoreActorAddress.holder(sockets, _, host).connected(TaskContext.get()).close())
     }
   }
 

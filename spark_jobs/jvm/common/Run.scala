@@ -160,10 +160,12 @@ object Shards {
 /**
  * Where a shard is.
  *
- * @param actor The number of a store actor on the host.
- * @param direct Where tasks of other nodes find it, if that was asked for.
+ * @param host The address of a store actor's node, as Ray knows it.
+ * @param actor The number of the store actor there.
+ * @param near The host of executors on its machine, as Spark knows it, if there are any.
+ * @param direct Where tasks of other machines find it, if there may be any.
  */
-case class Place(host: String, actor: Int, direct: Option[DirectAddress] = None)
+case class Place(host: String, actor: Int, near: Option[String] = None, direct: Option[DirectAddress] = None)
 
 /**
  * What the shards did in a batch.

@@ -1,7 +1,7 @@
 package org.apache.spark.sql.statefleet
 
 import java.nio.charset.StandardCharsets.UTF_8
-import org.apache.spark.{Partition, ShuffleDependency, SparkContext}
+import org.apache.spark.{Partition, ShuffleDependency, SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.rdd.{CoalescedRDD, PartitionCoalescer, PartitionGroup, RDD}
 import org.apache.spark.scheduler.TaskSchedulerImpl
 import org.apache.spark.sql.catalyst.InternalRow
@@ -177,8 +177,8 @@ case class StatefulExchangeExec(
     isSmall && !isOfFunction && selected.isEmpty && child.deterministic && !isComplete && hosts.size == 1 &&
       (1 to MostInputs).contains(inputTasks.getNumPartitions)
 
-  /** The hosts of shards; None for those that may run anywhere. */
-  private def hosts: Set[Option[String]] = (0 until shards).map(run.placeOf(_).map(_.host)).toSet
+  /** The hosts of shards' tasks; None for those that may run anywhere. */
+  private def hosts: Set[Option[String]] = (0 until shards).map(run.placeOf(_).flatMap(_.near)).toSet
 
   /** The rows of all shards, by their routes, in one partition. */
   private def sorted: RDD[InternalRow] = {
@@ -226,7 +226,8 @@ case class StatefulExchangeExec(
     operator.getBytes(UTF_8),
     Driver.json.writeValueAsString(description),
     tasks.map(_.shards).toArray,
-    tasks.map(task => run.placeOf(task.shards.head).fold(0)(_.actor)).toArray,
+    Driver.json.writeValueAsString(facts),
+    tasks.map(task => run.placeOf(task.shards.head)).toArray,
     routes,
     StructType(child.schema.init),
     outputType,
@@ -239,15 +240,10 @@ case class StatefulExchangeExec(
 
   /** Returns the rows of each shard, and after them one of nulls, with the batch in the column before the route. */
   private def withEnds(rows: RDD[InternalRow]): RDD[InternalRow] = {
-    val batch = description
-    val projection = UnsafeProjection.create(schema)
-    val ends = tasks.toArray.map { task =>
-      val values = new Array[Any](output.size)
-      values(values.length - 2) = Driver.json.writeValueAsBytes(batch + ("shard" -> task.shards.head))
-      values(values.length - 1) = 0
-      projection(new GenericInternalRow(values)).copy(): InternalRow
-    }
-    rows.mapPartitionsWithIndexInternal((task, ofShard) => ofShard ++ Iterator.single(ends(task)))
+    val ofTasks = tasks.map(task => task.shards.head -> run.placeOf(task.shards.head)).toArray
+    val batch = Driver.json.writeValueAsString(description)
+    val ends = ShardEnds(facts.sockets.get, batch, Driver.json.writeValueAsString(facts), ofTasks, schema)
+    rows.mapPartitionsWithIndexInternal((task, ofShard) => ofShard ++ Iterator.single(ends.of(task)))
   }
 
   private def coresByHost: Map[String, Int] = Executors.coresByHost(sparkContext)
@@ -322,9 +318,42 @@ case class StatefulExchangeExec(
   private final val MostInputs = 16
 }
 
+/**
+ * The rows after the last ones of shards, for a user's function.
+ *
+ * @param batch The batch, in JSON.
+ * @param facts The operator as the driver knows it, in JSON.
+ * @param tasks The shard of each task, and where it is, if that is known.
+ */
+case class ShardEnds(
+    sockets: String,
+    batch: String,
+    facts: String,
+    tasks: Array[(Int, Option[Place])],
+    kind: StructType) {
+  def of(task: Int): InternalRow = {
+    val (shard, place) = tasks(task)
+    val (host, isLost) = (SparkEnv.get.blockManager.blockManagerId.host, TaskContext.get().attemptNumber() > 0)
+    val address = StoreActorAddress.nearest(sockets, place, host, facts, isLost)
+    ShardEnds.row(kind, batch, Map("shard" -> shard, "store_actor" -> address.fields))
+  }
+}
+
+object ShardEnds {
+  /** Returns a row of nulls, but for the batch and what else its task is told, in the column before the route. */
+  def row(kind: StructType, batch: String, more: Map[String, Any]): InternalRow = {
+    val fields = Driver.json.readValue(batch, classOf[Map[String, Any]]) ++ more
+    val values = new Array[Any](kind.length)
+    values(values.length - 2) = Driver.json.writeValueAsBytes(fields)
+    values(values.length - 1) = 0
+    UnsafeProjection.create(kind)(new GenericInternalRow(values))
+  }
+}
+
 object Executors {
   def coresByHost(context: SparkContext): Map[String, Int] = {
-    val executors = context.statusStore.executorList(activeOnly = true).filter(_.id != "driver")
+    // In local mode the driver is the executor.
+    val executors = context.statusStore.executorList(activeOnly = true).filter(_.id != "driver" || context.isLocal)
     // An executor that has just joined has no port yet.
     val byHost = executors.groupBy(_.hostPort.replaceFirst(":[^:]*$", ""))
     TreeMap(byHost.toSeq: _*).map { case (host, ofHost) => host -> ofHost.map(_.totalCores).sum }
@@ -355,10 +384,10 @@ object ShardTask {
       context: SparkContext): Seq[ShardTask] = {
     val each = math.max(1, context.conf.getInt("spark.task.cpus", 1))
     // A shard whose host has no executor may run anywhere.
-    def placeOf(shard: Int) = run.placeOf(shard).filter(at => cores.contains(at.host))
-    val tasks = shards.groupBy(placeOf(_).map(_.host)).toSeq.flatMap { case (host, ofHost) =>
+    def hostOf(shard: Int) = run.placeOf(shard).flatMap(_.near).filter(cores.contains)
+    val tasks = shards.groupBy(hostOf).toSeq.flatMap { case (host, ofHost) =>
       val slots = math.max(1, host.fold(context.defaultParallelism)(cores) / each)
-      val byActor = ofHost.groupBy(placeOf(_).map(_.actor)).values
+      val byActor = ofHost.groupBy(run.placeOf(_).map(at => (at.host, at.actor))).values
       byActor.flatMap { ofActor =>
         val number = if (areAlone) ofActor.size else math.min(math.max(1, slots / byActor.size), ofActor.size)
         (0 until number).map(first => ShardTask((first until ofActor.size by number).map(ofActor(_)).toArray, host))

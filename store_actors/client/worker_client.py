@@ -1,0 +1,53 @@
+"""The keyed stores of a shard as a Python worker of Spark's has them, over its connection to a store actor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.state_metadata import StateMetadata
+from store_actors.client.fleet_client import default_store
+from store_actors.client.state_store import StateStore
+from store_actors.messages.requests import StoreSpec
+
+
+class WorkerClient:
+    """Opens the stores of a worker's shards.
+
+    Parameters
+    ----------
+    call
+        Calls a method of the store actor, by its name and arguments (:mod:`store_actors.connections.session_calls`).
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def open_granted(
+        self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]
+    ) -> tuple[StateStore, LeaseGrant]:
+        """Return a handle that makes the next version of a shard, and the lease, whose watermarks are for operators of event time.
+
+        Raises
+        ------
+        WriterBusyError
+            Another handle is changing the shard.
+        StoreUnavailableError
+            The store actor was lost.
+        StateStoreError
+            The coordinator or the store refused the call.
+        """
+        session_id, grant = self._call("open_session", task, metadata.to_json(), stores)
+        store_id = default_store(grant.lease.store_id, stores)
+        return StateStore(partial(self._ask, session_id), store_id, grant.base_version), grant
+
+    def _ask(self, session_id: str, method: str, *arguments: Any) -> Any:
+        return self._call(method, session_id, *arguments)
+
+    def filled_stores(self, task: TaskIdentity, names: Sequence[str]) -> Sequence[str]:
+        """Return those of a shard's stores that may have rows in the version that the task's batch reads; errors as above."""
+        filled: Sequence[str] = self._call("filled_stores", task, tuple(names))
+        return filled

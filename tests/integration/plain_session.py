@@ -1,0 +1,92 @@
+"""A program with a Spark session of its own, on threads, beside a Ray cluster: it counts words by an operator and by a function.
+
+It prints, as JSON, what the states have after each run, and where the function saw Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import ray
+from pyspark.sql import DataFrame, SparkSession
+
+from coordinator.service.calls import NAMESPACE
+from spark_jobs.nodes import executor_nodes
+from spark_jobs.session.spark_session import ensure_ray
+from statefleet.fleet import Fleet
+
+
+def counted(key: tuple[str], rows: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Count a key's rows, where no Ray is."""
+    assert not ray.is_initialized(), "a worker needs a socket, and nothing of Ray"
+    before = state.get[0] if state.exists else 0
+    state.update((before + sum(len(part) for part in rows),))
+    yield pd.DataFrame({"word": [key[0]], "n": state.get})
+
+
+def queries(fleet: Fleet, words: DataFrame, name: str) -> dict[str, DataFrame]:
+    of_function = fleet.stateful(words, name=f"{name}-function").groupBy("word")
+    kinds = "word string, n bigint", "n bigint"
+    return {
+        f"{name}-operator": fleet.stateful(words, name=f"{name}-operator").groupBy("word").count(),
+        f"{name}-function": of_function.applyInPandasWithState(counted, *kinds, "update", "NoTimeout"),
+    }
+
+
+def run(fleet: Fleet, spark: SparkSession, name: str, folder: Path, *, kills: bool) -> list[dict[str, dict[str, int]]]:
+    """Run both queries twice, each over a further file; return the counts after each run."""
+    counts = []
+    words = spark.readStream.schema("word string").option("maxFilesPerTrigger", 1).parquet(f"{folder}/words")
+    for number in range(2):
+        (folder / f"{number}.parquet").rename(folder / "words" / f"{number}.parquet")
+        for state, results in queries(fleet, words, name).items():
+            writer = results.writeStream.outputMode("update").option("checkpointLocation", f"{folder}/{state}")
+            if kills:
+                writer = writer.foreachBatch(lambda rows, batch: (rows.collect(), kill(fleet))[0] and None)
+            else:
+                writer = writer.foreachBatch(lambda rows, batch: rows.collect() and None)
+            writer.trigger(availableNow=True).start().awaitTermination()
+        rows = {state: fleet.state(state).scan().to_arrow().to_pylist() for state in queries(fleet, words, name)}
+        counts.append({state: {row["word"]: list(row.values())[1] for row in of} for state, of in rows.items()})
+    return counts
+
+
+def kill(fleet: Fleet) -> None:
+    for actor in fleet.status()["store_actors"]:
+        if actor["alive"]:
+            ray.kill(ray.get_actor(actor["actor_name"], namespace=NAMESPACE), no_restart=False)
+
+
+def main(uri: str, address: str, way: str, folder: Path) -> None:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    ensure_ray(ray_address=address)
+    if way != "near":
+        # As on a machine without a node of the cluster.
+        executor_nodes.addresses_of_machine = frozenset  # type: ignore[assignment]
+        Fleet.sockets = "/tmp/statefleet-of-nobody/"  # type: ignore[assignment, method-assign]
+    if way == "refused":
+        # As where Ray has TLS.
+        of_none = lambda nodes, holders: {holder.instance_id: None for holder in holders}  # noqa: E731
+        executor_nodes.ExecutorNodes.direct_addresses = of_none  # type: ignore[method-assign,assignment]
+    # The session of the documentation's page.
+    scope: dict[str, Any] = {}
+    exec((folder / "page.py").read_text().replace("file:///var/lib/statefleet", uri), scope)
+    spark, fleet = scope["spark"], scope["fleet"]
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    try:
+        spark.createDataFrame([("a",), ("b",), ("a",)], "word string").toPandas().to_parquet(folder / "0.parquet")
+        spark.createDataFrame([("a",), ("c",)], "word string").toPandas().to_parquet(folder / "1.parquet")
+        (folder / "words").mkdir()
+        print(json.dumps(run(fleet, spark, f"plain-{way}-{os.getpid()}", folder, kills=way == "killed")))
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], Path(sys.argv[4]))
