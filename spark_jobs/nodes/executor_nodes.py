@@ -91,16 +91,18 @@ class ExecutorNodes:
 
         They are on the executors' nodes. For executors on machines without a Ray node they are on all of Ray's nodes.
         """
-        nodes = ray_nodes()
-        cores = dict.fromkeys(nodes, 0)
-        self.executors, self.near, strange = executors, {}, 0
+        nodes, lost = ray_nodes()
+        cores, near, strange = dict.fromkeys(nodes, 0), dict[str, str](), 0
         for host, of_host in executors.items():
-            if (node := self._node_of(host, nodes)) is None:
-                strange += of_host
-            else:
+            node = self._node_of(host, nodes)
+            if node is not None:
                 cores[node] += of_host
-                self.near[nodes[node]] = host
-        self.are_strange = strange > 0
+                near[nodes[node]] = host
+            elif addresses_of(host) & lost:
+                log.warning("an executor's node is lost; shards are not placed there: %s", host)
+            else:
+                strange += of_host
+        self.executors, self.near, self.are_strange = executors, near, strange > 0
         for number, node in enumerate(nodes):
             cores[node] += strange // len(nodes) + (number < strange % len(nodes))
         starting = []
@@ -153,7 +155,7 @@ class ExecutorNodes:
 
     def start(self, hosts: Iterable[str]) -> None:
         """Have the first store actor of some hosts started where there is none, without waiting for it."""
-        nodes = ray_nodes()
+        nodes, _ = ray_nodes()
         for host in hosts:
             if (node := self._node_of(host, nodes)) is not None:
                 self._ensure(node, 0)
@@ -195,10 +197,11 @@ class ExecutorNodes:
         return [cores // actors + (number < cores % actors) for number in range(actors)]
 
 
-def ray_nodes() -> dict[str, str]:
-    """Return the address of each living Ray node, by its id."""
+def ray_nodes() -> tuple[dict[str, str], set[str]]:
+    """Return the address of each living Ray node by its id, and the addresses of those that are lost."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+    living = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+    return living, {node["NodeManagerAddress"] for node in nodes} - {*living.values()}
 
 
 @lru_cache(maxsize=4096)

@@ -169,10 +169,6 @@ class FleetClient:
         session_id, _ = unwrapped(self._actors, handle, handle.open_read.remote(request))
         return SessionCalls(self._actors, handle, session_id, request)
 
-    def connect(self) -> None:
-        """Find (or start) the store actor of this node."""
-        self.calls.local_location()
-
 
 def default_store(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
     """Return the identity of the first store, on which a new handle works."""

@@ -507,7 +507,7 @@ def test_shards_are_placed_on_store_actors_that_ray_starts_again(
 ) -> None:
     nodes, actors = pinged
     monkeypatch.setattr("spark_jobs.nodes.executor_nodes.START_S", within_s)
-    monkeypatch.setattr("spark_jobs.nodes.executor_nodes.ray_nodes", lambda: {"a": "host-a", "b": "host-b"})
+    monkeypatch.setattr("spark_jobs.nodes.executor_nodes.ray_nodes", lambda: ({"a": "host-a", "b": "host-b"}, set()))
     actors.unavailable = times
     slots = nodes.slots({"host-a": 1, "host-b": 1})
     assert [slot.location for slot in slots] == ["location of a", "location of b"][2 - placed :]
@@ -524,6 +524,8 @@ def test_shards_are_placed_on_store_actors_that_ray_starts_again(
         # Elsewhere: all nodes.
         ({"10.9.9.9": 5}, {"a": 3, "b": 2}, {}, True),
         ({"10.9.9.9": 1, "10.0.0.2": 1}, {"a": 1, "b": 1}, {"10.0.0.2": "10.0.0.2"}, True),
+        # Spark does not know yet that a node is lost.
+        ({"10.0.0.3": 4, "10.0.0.2": 1}, {"b": 1}, {"10.0.0.2": "10.0.0.2"}, False),
         ({}, {}, {}, False),
     ],
 )
@@ -537,7 +539,7 @@ def test_store_actors_are_on_the_nodes_of_executors_or_else_on_all(
 ) -> None:
     nodes, actors = pinged
     module = "spark_jobs.nodes.executor_nodes"
-    monkeypatch.setattr(f"{module}.ray_nodes", lambda: {"a": "10.0.0.1", "b": "10.0.0.2"})
+    monkeypatch.setattr(f"{module}.ray_nodes", lambda: ({"a": "10.0.0.1", "b": "10.0.0.2"}, {"10.0.0.3"}))
     monkeypatch.setattr(f"{module}.addresses_of", lambda host: {host, *(["10.0.0.2"] if host == "of-b" else [])})
     monkeypatch.setattr(f"{module}.addresses_of_machine", lambda: {"127.0.0.1", "192.168.7.7"})
     monkeypatch.setattr(actors, "node_id", lambda: "a", raising=False)
