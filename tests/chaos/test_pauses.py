@@ -79,7 +79,7 @@ def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet
     coordinator = coordinator_of(fleet)
     announcing = Announcing()
     sleeping = Tasks(fleet, "moved", announcing)
-    sleeping.client.connect()
+    sleeping.client.calls.local_location()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(sleeping.apply, 1, [2, 3])
         assert announcing.granted.wait(60)

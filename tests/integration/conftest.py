@@ -42,7 +42,7 @@ def _plain_session() -> SparkSession:
     """Return a session on threads, of a Spark that RayDP does not have: with the settings of other sessions."""
     with spark_environment():
         ensure_ray()
-        builder = SparkSession.builder.master("local[2]").appName("statefleet-tests")
+        builder = SparkSession.builder.master("local[2,4]").appName("statefleet-tests")
         settings = (
             _values({**ALL_SETTINGS, **LOCAL_SETTINGS}) | SETTINGS | {"spark.driver.extraClassPath": str(present_jar())}
         )
