@@ -24,6 +24,9 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.protocol import ObjectStore
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.state_store import ReadStateStore, StateStore
+from store_actors.client.worker_client import WorkerClient
+from store_actors.connections.session_calls import answered, decoded_answer, encoded_call
+from store_actors.connections.worker_calls import WorkerCalls
 from store_actors.messages.requests import OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
@@ -103,7 +106,7 @@ class KeyedWorkload:
             # Readers are other programs: what they fail at is not the batch's trouble.
             with suppress(StateStoreError, RayActorError), _findings_first():
                 self._look(client, task, None if looks_back == 0 else task.batch_id - looks_back)
-        with _findings_first(), client.open_update(task, metadata, _SPECS) as handle:
+        with _findings_first(), _worker(client).open_granted(task, metadata, _SPECS)[0] as handle:
             self._update(handle, task, stamp)
             handle.commit()
 
@@ -192,6 +195,16 @@ def _findings_first() -> Iterator[None]:
                 raise cause from None
             cause = cause.__context__
         raise
+
+
+def _worker(client: FleetClient) -> WorkerClient:
+    """Return the stores as a Python worker of Spark's has them, by the messages of its connection."""
+    calls = WorkerCalls(client, lambda grant: True, lambda error: None)
+
+    def call(method: str, *arguments: Any) -> Any:
+        return decoded_answer(method, answered(calls, encoded_call(method, arguments)))
+
+    return WorkerClient(call)
 
 
 def _draw_steps(rng: random.Random) -> list[Step]:
