@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from coordinator.model.text import format_table
 from spark_jobs.jobs.console import exit_code_of, job_session, keep_newest, run_to_end
-from spark_jobs.jvm.build import line_of
+from spark_jobs.jvm.spark_lines import line_of
 from spark_jobs.plan.operator_rules import UnboundedStateWarning
 from statefleet.fleet import Fleet, connect
 

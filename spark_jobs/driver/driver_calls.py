@@ -160,12 +160,12 @@ class DriverCalls:
             route column), and ``query_id``, ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch. ``begin`` has
             the number of ``shards`` that the query was built with; ``place`` and ``settle`` have the batch's number, and the
             ``first_partition``. ``place`` has the ``cores`` of executors by host, as ``reach`` has with the ``uri`` of a fleet, and
-            whether they ``connect_directly``; ``again`` has the ``place`` that a task has lost; ``settle`` has the numbers of rows that
-            tasks ``sent`` to each shard, if they handed them over. ``finished`` has the ``run_id`` and ``batch_id``, the ``states`` of
-            the query by fleet, and whether their logs must have it ``at_once``; ``ended`` has only the ``run_id``. ``start`` has the
-            ``query_id``, null for a new query, whether the query ``has_checkpoint`` that a later start finds, its ``first_batch`` by
-            the checkpoint, and its ``operators``: ``uri``, ``state``, ``route`` column and, where it is the query's, output ``mode``.
-            ``start`` and ``begin`` also have the ids of queries that are ``active``.
+            whether they ``connect_directly``; ``again`` has that, and the ``place`` that a task has lost; ``settle`` has the numbers of
+            rows that tasks ``sent`` to each shard, if they handed them over. ``finished`` has the ``run_id`` and ``batch_id``, the
+            ``states`` of the query by fleet, and whether their logs must have it ``at_once``; ``ended`` has only the ``run_id``.
+            ``start`` has the ``query_id``, null for a new query, whether the query ``has_checkpoint`` that a later start finds, its
+            ``first_batch`` by the checkpoint, and its ``operators``: ``uri``, ``state``, ``route`` column and, where it is the query's,
+            output ``mode``. ``start`` and ``begin`` also have the ids of queries that are ``active``.
 
         Returns
         -------
@@ -286,13 +286,12 @@ class DriverCalls:
 
     def _reach(self, session: Mapping[str, Any]) -> list[dict[str, Any] | None]:
         nodes = self._fleets[session["uri"]].nodes
-        locations = [slot.location for slot in nodes.slots(session["cores"])]
-        return _places(locations, nodes)
+        return _places([slot.location for slot in nodes.slots(session["cores"])], nodes)
 
     def _place_again(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return where a store actor is that a task has lost, or any other one: each takes rows of all shards."""
-        place, nodes = asked["place"], self._fleets[asked["operator"]["uri"]].nodes
-        living = _places([slot.location for slot in nodes.slots(nodes.executors)], nodes)
+        place, executors = asked["place"], self._fleets[asked["uri"]].nodes.executors
+        living = self._reach({"uri": asked["uri"], "cores": executors})
         alike = [one for one in living if one and (one["host"], one["actor"]) == (place["host"], place["actor"])]
         return next(iter(alike or filter(None, living)))
 

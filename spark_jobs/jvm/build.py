@@ -19,6 +19,7 @@ from pathlib import Path
 import pyspark
 
 from coordinator.model.errors import SetupError
+from spark_jobs.jvm.spark_lines import line_of
 from spark_jobs.session.java import choose_java_home
 
 log = logging.getLogger(__name__)
@@ -33,13 +34,6 @@ _OPTIONS = ("-deprecation", "-feature", "-Xlint:_,-missing-interpolator", "-Xfat
 
 #: The folder of the sources that differ, by the line of Spark's versions which a jar is for.
 _FOLDERS = {"spark35": "spark35", "spark4": "spark4", "spark43": "spark4"}
-
-
-def line_of(version: str) -> str:
-    """Return the line of a version of Spark."""
-    if version.startswith("3."):
-        return "spark35"
-    return "spark43" if version.startswith("4.3.") else "spark4"
 
 
 def sources(line: str) -> list[Path]:

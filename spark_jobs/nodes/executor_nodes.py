@@ -92,9 +92,10 @@ class ExecutorNodes:
         They are on the executors' nodes. For executors on machines without a Ray node they are on all of Ray's nodes.
         """
         nodes, lost = ray_nodes()
+        by_address = _by_address(nodes)
         cores, near, strange = dict.fromkeys(nodes, 0), dict[str, str](), 0
         for host, of_host in executors.items():
-            node = self._node_of(host, nodes)
+            node = self._node_of(host, by_address)
             if node is not None:
                 cores[node] += of_host
                 near[nodes[node]] = host
@@ -120,11 +121,9 @@ class ExecutorNodes:
                 log.warning("a node's store actor does not start; shards are not placed there: %s", error)
         return slots
 
-    def _node_of(self, host: str, nodes: Mapping[str, str]) -> str | None:
+    def _node_of(self, host: str, by_address: Mapping[str, str]) -> str | None:
         """Return the Ray node on an executor's machine; None if there is none."""
         addresses = addresses_of(host)
-        # Spark cannot distinguish Ray nodes of the same address; the first is used for all.
-        by_address = {address: node for node, address in sorted(nodes.items(), reverse=True)}
         found = next((by_address[address] for address in addresses if address in by_address), None)
         return self._actors.node_id() if found is None and addresses & addresses_of_machine() else found
 
@@ -155,9 +154,9 @@ class ExecutorNodes:
 
     def start(self, hosts: Iterable[str]) -> None:
         """Have the first store actor of some hosts started where there is none, without waiting for it."""
-        nodes, _ = ray_nodes()
+        by_address = _by_address(ray_nodes()[0])
         for host in hosts:
-            if (node := self._node_of(host, nodes)) is not None:
+            if (node := self._node_of(host, by_address)) is not None:
                 self._ensure(node, 0)
 
     def end_hung(self, nodes: Collection[str], passed_s: float) -> None:
@@ -202,6 +201,11 @@ def ray_nodes() -> tuple[dict[str, str], set[str]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     living = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
     return living, {node["NodeManagerAddress"] for node in nodes} - {*living.values()}
+
+
+def _by_address(nodes: Mapping[str, str]) -> dict[str, str]:
+    # Spark cannot distinguish Ray nodes of the same address; the first is used for all.
+    return {address: node for node, address in sorted(nodes.items(), reverse=True)}
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,8 @@ from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.extras import import_extra
 from coordinator.runtime.native_notes import stderr_without_notes
 from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
-from spark_jobs.jvm.build import line_of, present_jar
+from spark_jobs.jvm.build import present_jar
+from spark_jobs.jvm.spark_lines import line_of
 from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.settings import (
     CLUSTER_SETTINGS,

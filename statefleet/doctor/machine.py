@@ -13,6 +13,7 @@ from pathlib import Path
 from humanize import naturalsize
 
 from coordinator.model.errors import SetupError
+from spark_jobs.jvm.spark_lines import line_of
 from spark_jobs.session.java import choose_java_home
 from statefleet.doctor.findings import Finding, Outcome, emit
 from store_actors.spilling.spill_folder import IN_MEMORY, file_system, free_bytes
@@ -49,8 +50,7 @@ def python_fits(version: str, extra: str) -> Finding:
 def _spark_extra() -> str:
     """Return the extra of Statefleet that has the installed version of Spark; Spark 3.5's if there is no Spark."""
     try:
-        version = metadata.version("pyspark")
-        return "spark35" if version.startswith("3.") else "spark43" if version.startswith("4.3.") else "spark4"
+        return line_of(metadata.version("pyspark"))
     except metadata.PackageNotFoundError:
         return "spark35"
 

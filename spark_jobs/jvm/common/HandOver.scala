@@ -27,7 +27,7 @@ import scala.jdk.CollectionConverters._
  * @param operator The operator as the store actor gets it, in JSON (store_actors/client/operator_task.py).
  * @param batch The batch, in JSON.
  * @param shards The shards of each task.
- * @param facts The operator as the driver knows it, in JSON.
+ * @param uri The fleet's.
  * @param places Where the shards of each task are, if that is known.
  * @param routes The route of each shard.
  * @param inputType The columns of rows before the route.
@@ -38,7 +38,7 @@ case class HandOver(
     operator: Array[Byte],
     batch: String,
     shards: Array[Array[Int]],
-    facts: String,
+    uri: String,
     places: Array[Option[Place]],
     routes: Array[Int],
     inputType: StructType,
@@ -84,7 +84,7 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
       try {
         if (connection == null) {
           val isLost = until > 0L || context.attemptNumber() > 0
-          val address = StoreActorAddress.nearest(work.sockets, work.places(task), host, work.facts, isLost)
+          val address = StoreActorAddress.nearest(work.sockets, work.places(task), host, work.uri, isLost)
           connection = address.connected(context)
         }
         if (isSent || connection.hasArrived()) answer.readMore(connection, isSent) else sendMore()

@@ -226,7 +226,7 @@ case class StatefulExchangeExec(
     operator.getBytes(UTF_8),
     Driver.json.writeValueAsString(description),
     tasks.map(_.shards).toArray,
-    Driver.json.writeValueAsString(facts),
+    facts.uri,
     tasks.map(task => run.placeOf(task.shards.head)).toArray,
     routes,
     StructType(child.schema.init),
@@ -241,8 +241,7 @@ case class StatefulExchangeExec(
   /** Returns the rows of each shard, and after them one of nulls, with the batch in the column before the route. */
   private def withEnds(rows: RDD[InternalRow]): RDD[InternalRow] = {
     val ofTasks = tasks.map(task => task.shards.head -> run.placeOf(task.shards.head)).toArray
-    val batch = Driver.json.writeValueAsString(description)
-    val ends = ShardEnds(facts.sockets.get, batch, Driver.json.writeValueAsString(facts), ofTasks, schema)
+    val ends = ShardEnds(facts.sockets.get, Driver.json.writeValueAsString(description), facts.uri, ofTasks, schema)
     rows.mapPartitionsWithIndexInternal((task, ofShard) => ofShard ++ Iterator.single(ends.of(task)))
   }
 
@@ -322,19 +321,19 @@ case class StatefulExchangeExec(
  * The rows after the last ones of shards, for a user's function.
  *
  * @param batch The batch, in JSON.
- * @param facts The operator as the driver knows it, in JSON.
+ * @param uri The fleet's.
  * @param tasks The shard of each task, and where it is, if that is known.
  */
 case class ShardEnds(
     sockets: String,
     batch: String,
-    facts: String,
+    uri: String,
     tasks: Array[(Int, Option[Place])],
     kind: StructType) {
   def of(task: Int): InternalRow = {
     val (shard, place) = tasks(task)
     val (host, isLost) = (SparkEnv.get.blockManager.blockManagerId.host, TaskContext.get().attemptNumber() > 0)
-    val address = StoreActorAddress.nearest(sockets, place, host, facts, isLost)
+    val address = StoreActorAddress.nearest(sockets, place, host, uri, isLost)
     ShardEnds.row(kind, batch, Map("shard" -> shard, "store_actor" -> address.fields))
   }
 }

@@ -29,20 +29,20 @@ object StoreActorAddress {
    *
    * @param place Where the shard was when the batch began.
    * @param host The executor's.
-   * @param facts The shard's operator, in JSON.
+   * @param uri The fleet's.
    * @param isLost Whether the store actor may have been lost since.
    */
   def nearest(
       sockets: String,
       place: Option[Place],
       host: String,
-      facts: String,
+      uri: String,
       isLost: Boolean): StoreActorAddress = place match {
     case _ if isThere(sockets, host) => StoreActorAddress(sockets, Place(host, place.fold(0)(_.actor)))
     case Some(at) =>
       val known = holder(sockets, at, host)
-      if (isLost && known.at.direct.nonEmpty) holder(sockets, Places.ofDriver(facts, at), host) else known
-    case None => holder(sockets, Places.ofDriver(facts, Place(host, 0)), host)
+      if (isLost && known.at.direct.nonEmpty) holder(sockets, Places.ofDriver(uri, at), host) else known
+    case None => holder(sockets, Places.ofDriver(uri, Place(host, 0)), host)
   }
 
   /** Returns how a task finds the store actor that has a shard; raises an error if it cannot. */
@@ -86,8 +86,8 @@ object Places {
   }
 
   /** Returns where a store actor, or another one of the fleet, is now, as the driver knows. */
-  def ofDriver(facts: String, at: Place): Place = {
-    val asked = s"""{"asked": "again", "operator": $facts, "place": ${Driver.json.writeValueAsString(at.copy(direct = None))}}"""
+  def ofDriver(uri: String, at: Place): Place = {
+    val asked = Driver.json.writeValueAsString(Map("asked" -> "again", "uri" -> uri, "place" -> at.copy(direct = None)))
     val driver = RpcUtils.makeDriverRef(Name, SparkEnv.get.conf, SparkEnv.get.rpcEnv)
     Driver.json.readValue(driver.askSync[String](asked), classOf[Place])
   }
