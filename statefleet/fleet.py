@@ -34,6 +34,7 @@ from spark_jobs.api.target import Target
 from spark_jobs.driver.driver_calls import DriverCalls, PlacementOptions
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.checkpoint_files import begin_checkpoint, copy_checkpoint
+from spark_jobs.plan.event_time import interval_ms
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, RoutedOperator, route_plan
 from spark_jobs.plan.operator_rules import OUTPUT_MODES
 from spark_jobs.plan.stateful_exchange import check_reach, install
@@ -202,6 +203,7 @@ class Fleet(LiveFleet):
         name: str,
         outputMode: str | None = None,
         shards: int | None = None,
+        idle_after: str | None = None,
     ) -> StatefulDataFrame:
         """Return a streaming DataFrame whose next stateful operator keeps its state in the fleet.
 
@@ -218,6 +220,9 @@ class Fleet(LiveFleet):
         shards
             Number of shards. By default that of the existing state, else the cluster's parallelism, and at least four. A state that
             exists with another number is rescaled with the first batch of the query; see :meth:`rescale`.
+        idle_after
+            An interval as of ``withWatermark``, such as ``1 minute``. In a query with several watermarks, one whose rows have not come
+            for that long holds the others back no longer; rows that come after all may be late. By default it does, as in Spark.
 
         Returns
         -------
@@ -233,7 +238,9 @@ class Fleet(LiveFleet):
         """
         _check_frame(df, name)
 
-        def run_plan(plan: OperatorPlan, modes: QueryModes) -> DataFrame:
+        idle_ms = None if idle_after is None else interval_ms(df.sparkSession, idle_after)
+
+        def run_plan(name: str, plan: OperatorPlan, modes: QueryModes) -> DataFrame:
             existing = self._coordinator.describe_state(name)
             operator = RoutedOperator.of(plan, name, self.uri, modes=modes)
             num_shards = shards if operator.schema.keys else 1  # a single global group has a single shard
@@ -242,7 +249,7 @@ class Fleet(LiveFleet):
             operator = replace(
                 operator,
                 schema=operator.schema.undescribed(),
-                upstream=replace(operator.upstream, shards=num_shards, sockets=self.sockets),
+                upstream=replace(operator.upstream, shards=num_shards, sockets=self.sockets, idle_ms=idle_ms),
             )
 
             def route(metadata: StateMetadata) -> DataFrame:

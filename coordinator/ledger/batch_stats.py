@@ -62,6 +62,11 @@ class BatchStats:
             "delta_bytes": self.total("file_bytes"),
         }
 
+    def of_epoch(self) -> dict[str, int]:
+        """Return the longest wait of a row and the number of pieces, if it is an epoch of a continuous query."""
+        waits = [entry.waited_ms for entry in self._entries if entry.waited_ms is not None]
+        return {"longestWaitMs": max(waits), "pieces": self.total("pieces")} if waits else {}
+
     @property
     def first_begun_ms(self) -> int | None:
         """When the first shard began, in milliseconds since the epoch; None without commits."""
@@ -95,7 +100,7 @@ class BatchResult:
         Of each shard that has, the rows that reached it.
     progress
         Sums by the names of Spark's ``StateOperatorProgress``, as JSON data: times that all shards worked on rows and wrote deltas, and
-        ``due_ms``, the earliest time at which a row of the state falls due by processing time (None if none does).
+        ``due_ms``, the earliest time at which a row of the state falls due by processing time (None if none does), and the watermark.
     """
 
     missing: tuple[int, ...]
@@ -134,7 +139,8 @@ class BatchResult:
             "updates_ms": stats.total("apply_ms"),
             "commit_ms": stats.total("write_ms"),
             "due_ms": stats.due_ms,
-            "custom": {"rowsRead": stats.rows_in, "deltaBytes": stats.total("file_bytes")},
+            "watermark_ms": stats.watermark_ms or 0,
+            "custom": {"rowsRead": stats.rows_in, "deltaBytes": stats.total("file_bytes"), **stats.of_epoch()},
         }
         rows_of = {shard: max(entry.rows_in for entry in stores) for shard, stores in shards.items()}
         return cls(missing, rows_of, progress)

@@ -58,8 +58,10 @@ class CommitEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     restore_ms: int = 0
     load_bytes: int = 0
     failures: Mapping[str, int] = msgspec.field(default_factory=dict)
-    #: Of an epoch of a continuous query, the longest that a row of its tasks waited, from its task to its answer. Not recorded.
+    #: Of an epoch of a continuous query, the longest that a row of its tasks waited, from its task to its answer, and in how many
+    #: pieces its rows came. Not recorded.
     waited_ms: int | None = None
+    pieces: int = 0
 
     @property
     def shard(self) -> ShardKey:
@@ -72,7 +74,7 @@ class CommitEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     def recorded(self) -> CommitEntry:
         """Return the commit without the fields that are not recorded."""
         return structs.replace(
-            self, apply_ms=0, write_ms=0, restore_ms=0, load_bytes=0, failures=_NOTHING, waited_ms=None
+            self, apply_ms=0, write_ms=0, restore_ms=0, load_bytes=0, failures=_NOTHING, waited_ms=None, pieces=0
         )
 
     def share_values(self) -> CommitEntry:

@@ -185,6 +185,7 @@ class CoordinatorClient:
     attach_and_lease_all = _method(Coordinator.attach_and_lease_all)
     commit_partitions = _method(Coordinator.commit_partitions)
     begin_batch = _method(Coordinator.begin_batch)
+    newest_run = _method(Coordinator.newest_run)
     batch_result = _method(Coordinator.batch_result)
     batch_finished = _method(Coordinator.batch_finished)
     end_epoch = _method(Coordinator.end_epoch)

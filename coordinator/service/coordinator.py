@@ -223,6 +223,11 @@ class Coordinator:
         """Return the partitions of the shards of a batch that is about to be planned; see :meth:`Leasing.begin_batch`."""
         return await self._leasing.begin_batch(task, planned, requested)
 
+    async def newest_run(self, state_name: str) -> int:
+        """Return the epoch of a state's newest lease: a run that begins after it has a greater one; 0 without any."""
+        writer = await self._writer_of(state_name)
+        return 0 if writer.metadata is None else await writer.read(lambda ledger: ledger.epoch)
+
     async def batch_result(
         self, task: TaskIdentity, partitions: range, wait_s: float = 0.0
     ) -> tuple[BatchResult, Placement, range]:

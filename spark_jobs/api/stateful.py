@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from spark_jobs.api.distinct import over_distinct_values
 from spark_jobs.api.streaming_frame import StreamingFrame, missing_attribute
 from spark_jobs.api.target import Target
 from spark_jobs.functions.group_plan import GroupFunction, build_group_state
@@ -288,6 +289,7 @@ class StatefulGroupedData:
         return self._target.run(plan, self._grouped._df)
 
     def _aggregate(self, aggregated: DataFrame) -> DataFrame:
+        aggregated = over_distinct_values(aggregated, self._target)
         plan = build_plan(aggregated, self._target.output_mode)
         return self._target.run(plan, aggregated, plan.refused)
 
@@ -416,16 +418,17 @@ class StatefulDataFrame(StreamingFrame):
         return self._target.run(build_top(self._df, n, _listed(partition_by), _listed(order_by), mode), self._df)
 
     def keepLast(
-        self, keys: ColumnLike | Sequence[ColumnLike], order_by: ColumnLike | Sequence[ColumnLike]
+        self, keys: ColumnLike | Sequence[ColumnLike], order_by: ColumnLike | Sequence[ColumnLike], n: int = 1
     ) -> DataFrame:
-        """Keep the last row of each key by an order, such as the newest by event time; among equal rows, the last to arrive.
+        """Keep the last `n` rows of each key by an order, such as the newest by event time; among equal rows, the last to arrive.
 
-        Each batch emits the last row of each key for which it changed.
+        Each batch emits the last row of each key for which it changed. Of several rows it emits those that are new among the last `n`
+        or whose ``rank`` changed, which is 1 for the last one.
         """
         last = [F.col(column) if isinstance(column, str) else column for column in _listed(order_by)]
         descending = [column.desc() for column in last]
         mode = self._target.mode("update")
-        plan = build_top(self._df, 1, _listed(keys), descending, mode, ties="last", rank=False)
+        plan = build_top(self._df, n, _listed(keys), descending, mode, ties="last", rank=n > 1)
         return self._target.run(plan, self._df)
 
     def _deduplicated(self, subset: Sequence[str] | None, *, within_watermark: bool) -> DataFrame:

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.names import check_state_name
+from coordinator.model.schema import OperatorKind
 from spark_jobs.plan.logical import analysed, refused_modes
 from spark_jobs.plan.operator_plan import OperatorPlan, QueryModes
 from spark_jobs.plan.operator_rules import OUTPUT_MODES, query_modes
@@ -33,7 +34,7 @@ class Target:
     name: str
     output_mode: str | None
     shards: int | None
-    run_plan: Callable[[OperatorPlan, QueryModes], DataFrame] = field(compare=False, repr=False)
+    run_plan: Callable[[str, OperatorPlan, QueryModes], DataFrame] = field(compare=False, repr=False)
 
     def checked(self) -> Target:
         """Return the target after a check, with its output mode in lower case.
@@ -80,12 +81,14 @@ class Target:
         """
         possible = query_modes(plan.schema) if refused is None else OUTPUT_MODES
         by_spark = refused_modes(analysed(spark_frame), OUTPUT_MODES)
+        if plan.schema.operator is OperatorKind.SESSION and "ession window" in by_spark.get("update", ""):
+            del by_spark["update"]
         reasons = {**by_spark, **(refused or {})}
         mode = None if refused is not None else plan.schema.output_mode
         modes = QueryModes(
             mode, tuple(possible_mode for possible_mode in possible if possible_mode not in reasons), reasons
         )
-        result = self.run_plan(plan, modes)
+        result = self.run_plan(self.name, plan, modes)
         # Checked last, as errors of the fleet itself say how to fix the query.
         needed = possible if self.output_mode is None else (self.output_mode,)
         if reasons.keys() >= {*needed}:

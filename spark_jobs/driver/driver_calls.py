@@ -171,12 +171,12 @@ class DriverCalls:
         -------
         str
             JSON. ``start`` and ``begin``: why the query is ``refused``, or null. ``begin``: the batch's ``shards`` and
-            ``first_partition``. ``place``, and the ``places`` of ``settle``: for each shard the ``host`` and the number of its store
-            ``actor``, the host of executors ``near`` it, and its ``direct`` address if tasks need that; null for a shard that may run
-            anywhere. ``reach``: the same of each store actor. ``settle``: also ``missing``, the shards that have not committed the
-            batch, or whose rows no task counted; the ``next`` batch's shards; and stats, by the names of
-            ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards committed other numbers of rows than tasks sent
-            them. ``newest_epoch``: the ``epoch`` that counts, -1 without any, and its ``end``; ``end_epoch`` has one count.
+            ``first_partition``, and the number of the ``run``. ``place``, and the ``places`` of ``settle``: for each shard the
+            ``host`` and the number of its store ``actor``, the host of executors ``near`` it, and its ``direct`` address if tasks need
+            that; null for a shard that may run anywhere. ``reach``: the same of each store actor. ``settle``: also ``missing``, the
+            shards that have not committed the batch, or whose rows no task counted; the ``next`` batch's shards; and stats, by the
+            names of ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards committed other numbers of rows than
+            tasks sent them. ``newest_epoch``: the ``epoch`` that counts, -1 without any, and its ``end``; ``end_epoch`` has one count.
         """
         try:
             batch = json.loads(message)
@@ -204,10 +204,10 @@ class DriverCalls:
             return {"refused": refused}
         _, states = self._writers.setdefault(batch["run_id"], (batch["query_id"], set()))
         states.add((operator["uri"], operator["state"]))
-        partitions = self._fleets[operator["uri"]].coordinator.begin_batch(
-            _task(batch), batch["shards"], operator["shards"]
-        )
-        return {"shards": len(partitions), "first_partition": partitions.start}
+        coordinator = self._fleets[operator["uri"]].coordinator
+        partitions = coordinator.begin_batch(_task(batch), batch["shards"], operator["shards"])
+        newest = coordinator.newest_run(operator["state"])
+        return {"shards": len(partitions), "first_partition": partitions.start, "run": newest + 1}
 
     def _refusal(self, query: Mapping[str, Any]) -> str | None:
         """Return why a query may not start on the states of its operators; None if it may."""

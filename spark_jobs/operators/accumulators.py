@@ -22,6 +22,9 @@ _REMEDIES = {"ListAgg": "use array_join(collect_list(..), ..), which joins strin
 #: By Spark's class, how many of the first arguments of a function are only stored, and neither compared nor hashed.
 _STORED_ARGUMENTS = {"First": 1, "Last": 1, "CollectList": 1, "MaxBy": 1, "MinBy": 1}
 
+#: Of which distinct values a row is; empty for the rows of all other aggregates.
+_VALUES_COLUMN = "__values"
+
 
 @dataclass(frozen=True)
 class Function:
@@ -47,12 +50,6 @@ def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part,
         The function or the use is not supported; the error says which and what to use instead.
     """
     text, function = aggregate.sql, aggregate.function
-    if aggregate.is_distinct:
-        raise RefusedQueryError(
-            "Distinct aggregations are not supported on streaming DataFrames, as in Spark; consider using approx_count_distinct() "
-            "instead, or group by the column as well and count the groups in a query over the results",
-            aggregate=text,
-        )
     supported = FUNCTIONS.get(function.kind)
     if supported is None:
         raise RefusedQueryError(
@@ -273,9 +270,22 @@ def fingerprint_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple
         text += " descending"
     if function.kind in ("Sum", "Average") and function.eval_mode == "TRY":
         text += " or null"
-    if aggregate.where is not None:
-        text += f" where {names.text(aggregate.where)}"
+    where = _own_condition(aggregate.where)
+    if where is not None:
+        text += f" where {names.text(where)}"
     return text, " ".join(casts)
+
+
+def _own_condition(where: Expression | None) -> Expression | None:
+    """Return a condition without the part by which aggregates of all rows leave those of distinct values out, if there are such.
+
+    So an aggregate stays what it is when one of distinct values comes beside it (``DistinctAggregation.scala``).
+    """
+    if where is None:
+        return None
+    first, rest = where.children if where.kind == "And" else (where, None)
+    is_of_all = first.kind == "EqualTo" and [item.sql.strip("`'") for item in first.children] == [_VALUES_COLUMN, ""]
+    return rest if is_of_all else where
 
 
 class _Names:

@@ -157,7 +157,8 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
     Parameters
     ----------
     output_mode
-        None for the query's, which is known when it starts; the schema then has update mode, or append mode if update is not supported.
+        None for the query's, which is known when it starts; the schema then has update mode, or append mode if update is not supported,
+        or for sessions.
 
     Raises
     ------
@@ -179,7 +180,9 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
     refused = grouping.refused_modes()
     if several := several_event_times(grouping.expressions, aggregated.sparkSession):
         refused |= {"append": several, "update": several}
-    mode = output_mode or ("append" if "update" in refused else "update")
+    # As of an import, which is told no mode: Spark itself runs sessions in append mode.
+    is_append = "update" in refused or (grouping.session is not None and "append" not in refused)
+    mode = output_mode or ("append" if is_append else "update")
     if output_mode in refused:
         raise RefusedQueryError(refused[output_mode])
     inputs = [*([] if grouping.session is None else grouping.session.inputs()), *builder.inputs]
@@ -252,11 +255,6 @@ class _Grouping:
     def refused_modes(self) -> dict[str, str]:
         """Return the output modes that such groups do not support, and why."""
         refused = {}
-        if self.session is not None:
-            refused["update"] = (
-                "session windows are not supported in update mode, as in Spark: a session that grows is another one; use append "
-                "mode, with a watermark, or complete mode"
-            )
         if self.delay_ms is None or self.expiry is None:
             refused["append"] = (
                 "append mode needs a watermark and its event-time column, or a window over it, among the grouping columns: "

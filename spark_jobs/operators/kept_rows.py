@@ -170,7 +170,7 @@ def build_top(
     pyspark.errors.AnalysisException
         An unknown column.
     """
-    check_output_mode("topN" if rank else "keepLast", output_mode, ("update",))
+    check_output_mode("keepLast" if ties == "last" else "topN", output_mode, ("update",))
     if not order_by:
         raise RefusedQueryError("name at least one column to order by")
     expressions, child = _partition(df, partition_by)

@@ -168,10 +168,6 @@ class AggregateExpression(Expression):
         """The function that Spark really runs."""
         return AggregateFunction(Expression(self._java.aggregateFunction()).unwrapped()._java)
 
-    @property
-    def is_distinct(self) -> bool:
-        return bool(self._java.isDistinct())
-
     @cached_property
     def where(self) -> Expression | None:
         """The condition of its FILTER."""

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import types as T
 
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.logical import Plan
+from spark_jobs.plan.spark_errors import InvalidArgumentError
 from spark_jobs.plan.stateful_exchange import jvm_classes
 from spark_jobs.worker.exchange import ROUTE_COLUMN
 
@@ -48,6 +51,8 @@ class Upstream:
         How the paths of the store actors' sockets begin.
     by_python
         Why a Python worker gets them; None if none does.
+    idle_ms
+        After how many milliseconds without rows a source's watermark holds those of others back no longer; None if it always does.
     accumulators
         Kind, inputs, state fields and words of registers of each accumulator of an aggregation (``OperatorRows.scala``); None
         for other operators.
@@ -67,6 +72,7 @@ class Upstream:
     shards: int | None = None
     sockets: str | None = None
     by_python: str | None = None
+    idle_ms: int | None = None
     accumulators: Sequence[Mapping[str, Any]] | None = None
 
     def to_json(self) -> str:
@@ -94,6 +100,25 @@ class Upstream:
         if node.kind != "StatefulExchange":
             return None
         return cls(**json.loads(jvm_classes(node.spark).factsOf(node._java)))
+
+
+def interval_ms(spark: SparkSession, interval: str) -> int:
+    """Return an interval as ``withWatermark`` takes it, such as ``1 minute``, in milliseconds.
+
+    Raises
+    ------
+    InvalidRequestError
+        It is none, or not positive.
+    """
+    try:
+        milliseconds = int(jvm_classes(spark).milliseconds(interval))
+    except (Py4JError, PySparkException) as error:
+        raise InvalidArgumentError(
+            "not an interval of time; give one as of withWatermark, such as '1 minute'", interval=interval
+        ) from error
+    if milliseconds <= 0:
+        raise InvalidArgumentError("an interval is longer than nothing", interval=interval)
+    return milliseconds
 
 
 def operators_of(plan: Plan) -> list[Upstream]:

@@ -55,14 +55,16 @@ class Barrier(Generic[Piece]):
         The epoch whose pieces are taken.
     watermark_ms
         The watermark by the rows of all tasks, up to the epoch before.
-    waited_ms
-        The longest that a row waited for its answer in the epoch before.
+    waited_ms, pieces
+        The longest that a row waited for its answer in the epoch before, and the number of its pieces.
     """
 
     tasks: int
     epoch: int
     watermark_ms: int = NEVER_MS
     waited_ms: int = 0
+    pieces: int = 0
+    _taken: int = 0
     _markers: dict[int, Marker] = field(default_factory=dict)
     _rows: dict[int, int] = field(default_factory=dict)
     _held: list[tuple[int, int, Piece]] = field(default_factory=list)
@@ -85,7 +87,7 @@ class Barrier(Generic[Piece]):
         if epoch > self.epoch:
             self._held.append((task, rows, piece))
             return False
-        self._rows[task] = self._rows.get(task, 0) + rows
+        self._count(task, rows)
         return True
 
     def mark(self, marker: Marker) -> bool:
@@ -128,12 +130,17 @@ class Barrier(Generic[Piece]):
         self._markers, self._rows = {}, {}
         held, self._held = self._held, []
         early, self._early = self._early, {}
+        self.pieces, self._taken = self._taken, 0
         for task, rows, _ in held:
-            self._rows[task] = self._rows.get(task, 0) + rows
+            self._count(task, rows)
         is_whole = False
         for marker in early.values():
             is_whole = self.mark(marker)
         return [piece for _, _, piece in held], is_whole
+
+    def _count(self, task: int, rows: int) -> None:
+        self._rows[task] = self._rows.get(task, 0) + rows
+        self._taken += 1
 
     def _check(self, task: int, epoch: int) -> None:
         if (

@@ -276,7 +276,7 @@ class EpochShard:
         writes = {DEFAULT_STORE: partial(self._sealed, watermarks)}
         transaction = SealedVersion(self._partition, self._task, self.lease, writes)
         transaction.writer = self
-        transaction.waited_ms = self._barrier.waited_ms
+        transaction.waited_ms, transaction.pieces = self._barrier.waited_ms, self._barrier.pieces
         prepared = self._partitions.commits.prepare(transaction)
         if self._folding.emits_at_seal and self._sink_task is not None:
             self._sink_task.emit(emitted_at_seal(self._shard, transaction.change), None)

@@ -86,11 +86,12 @@ class Transaction:
 
     Attributes
     ----------
-    waited_ms
+    waited_ms, pieces
         As of a commit.
     """
 
     waited_ms: int | None = None
+    pieces: int = 0
 
     def __init__(self, partition: Partition, task: TaskIdentity, lease: Lease, writes: Mapping[str, Write]) -> None:
         self.partition, self.task, self.lease = partition, task, lease
@@ -282,6 +283,7 @@ class Commits:
             "load_bytes": lineage.load_bytes,
             "failures": dict(lineage.failures),
             "waited_ms": transaction.waited_ms,
+            "pieces": transaction.pieces,
         }
         return Prepared(attempt_id, made_at_ms, lineage.attempt_of(base), facts)
 

@@ -38,6 +38,7 @@ class Hooks:
 
     def __init__(self) -> None:
         self.ends: list[dict[str, int]] = []
+        self.behind: list[int] = []
         self.asked = 0
         self.is_to_reconfigure = False
 
@@ -47,7 +48,7 @@ class Hooks:
         return answer
 
     def ended(self, end: Any) -> None:
-        pass
+        self.behind.append(sum(end.behind().apply(n) for n in range(end.behind().size())))
 
     def logged(self, end: Any) -> None:
         (offsets,) = json.loads(end.json()).values()
@@ -298,6 +299,21 @@ def connections(cluster: str, broker: KafkaBroker) -> int:
         lines = [line.split() for file in ("tcp", "tcp6") for line in (process / "net" / file).read_text().splitlines()]
         count += sum(line[2].endswith(port) and f"socket:[{line[9]}]" in sockets for line in lines if len(line) > 9)
     return count
+
+
+def test_the_end_of_an_epoch_says_how_far_the_topic_is_ahead(
+    spark: SparkSession, broker: KafkaBroker, tmp_path: Path, name: str
+) -> None:
+    broker.create_topic(name, 1)
+    send(spark, broker, name, 2000, partitions=1)
+    frame, hooks = source(spark, broker, name)
+    # Two milliseconds a record: some twenty epochs.
+    slow = frame.where("java_method('java.lang.Thread', 'sleep', 2L) is not null")
+    with running(slow, broker, f"{name}-out", tmp_path / "ck") as running_query:
+        wait(running_query, is_logged(hooks, p0=2000))
+        wait(running_query, lambda: hooks.behind[-1] == 0)
+    assert 0 < max(hooks.behind) <= 2000
+    assert hooks.behind == sorted(hooks.behind, reverse=True)
 
 
 def test_a_stopped_query_leaves_no_consumer(

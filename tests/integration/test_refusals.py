@@ -93,12 +93,6 @@ MODES = {
         "append mode needs.*event-time column, or a window over it, among the grouping columns.*or use update mode",
         spark=NO_APPEND,
     ),
-    "sessions in update mode": Refusal(
-        lambda op, i: op(i["at"]).groupBy(F.session_window("t", "5 seconds"), "k").count(),
-        "not supported in update mode.*use append mode, with a watermark, or complete mode",
-        "update",
-        "[Ss]ession window",
-    ),
     "sessions in append mode without a watermark": Refusal(
         lambda op, i: op(i["a"]).groupBy(F.session_window("t", "5 seconds"), "k").count(),
         "append mode needs a watermark.*add withWatermark",
@@ -287,12 +281,6 @@ def bloom_filter(column: str) -> Column:
 
 
 ARGUMENTS = {
-    "distinct": Refusal(
-        lambda op, i: op(i["a"]).groupBy("k").agg(F.countDistinct("x")),
-        "Distinct aggregations are not supported on streaming.*approx_count_distinct.*group by the column as well",
-        "update",
-        "Distinct aggregations are not supported on streaming",
-    ),
     "no columns": Refusal(
         lambda op, i: op(i["a"]).dropDuplicates([]),
         "dropDuplicates of no columns.*leave the columns out for all of them",
@@ -563,6 +551,7 @@ def test_state_without_an_end_is_warned_of_at_the_users_line(
 BOUNDED: dict[str, Callable[[Operators, Streams], DataFrame]] = {
     "windows": lambda op, i: op(i["at"]).groupBy(F.window("t", "5 seconds"), "k").count(),
     "sessions": lambda op, i: op(i["at"]).groupBy(F.session_window("t", "5 seconds"), "k").count(),
+    "updated sessions": lambda op, i: op(i["at"], "update").groupBy(F.session_window("t", "5 seconds"), "k").count(),
     "everything": lambda op, i: op(i["a"], "update").agg(F.count("*")),
     "complete": lambda op, i: op(i["a"], "complete").groupBy("k").count(),
     "duplicates": lambda op, i: op(i["at"]).dropDuplicates(["k", "t"]),

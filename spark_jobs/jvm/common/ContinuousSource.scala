@@ -3,7 +3,7 @@ package org.apache.spark.sql.statefleet
 import java.lang.{Iterable => JavaIterable}
 import java.lang.reflect.{InvocationTargetException, Method}
 import java.time.Duration
-import java.util.{Collection => JavaCollection, Collections, Map => JavaMap, Set => JavaSet}
+import java.util.{Collection => JavaCollection, Collections, Map => JavaMap, OptionalLong, Set => JavaSet}
 import org.apache.spark.{SparkEnv, TaskContext}
 import org.apache.spark.deploy.security.HadoopDelegationTokenManager
 import org.apache.spark.internal.Logging
@@ -27,12 +27,20 @@ trait EpochHooks {
   /** Whether the query is to plan its tasks again; called before each epoch. */
   def isToReconfigure(): Boolean
 
-  /** Called before Spark's offset log gets the offset at the end of an epoch. */
-  def ended(end: Offset): Unit
+  /** Called before Spark's offset log gets the end of an epoch. */
+  def ended(end: SourceEnd): Unit
 
   /** Called once Spark's commit log has an epoch, with the offset at the epoch's end. */
   def logged(end: Offset): Unit
 }
+
+/**
+ * Where an epoch ends in its source.
+ *
+ * @param source What Spark calls the source.
+ * @param newest The end of what the source has, if it says so, and how far the partitions are behind it.
+ */
+case class SourceEnd(source: String, offset: Offset, newest: Option[Offset], behind: Seq[Long])
 
 /** A table that stands in front of another one, and is as that one where nothing else is said. */
 trait TableInFront extends Table {
@@ -118,21 +126,22 @@ private class EpochStream(stream: ContinuousStream, hooks: EpochHooks)
   }
 
   override def mergeOffsets(offsets: Array[PartitionOffset]): Offset = {
-    val end = merged(offsets)
+    val positions = offsets.toSeq.collect { case position: KafkaPosition => position }
+    val end =
+      if (positions.isEmpty) SourceEnd(stream.toString, stream.mergeOffsets(offsets), None, Nil)
+      else {
+        val behind = positions.map(position => position.newest - position.offset)
+        SourceEnd(stream.toString, merged(positions, _.offset), Some(merged(positions, _.newest)), behind)
+      }
     hooks.ended(end)
-    end
+    end.offset
   }
 
-  private def merged(offsets: Array[PartitionOffset]): Offset = {
-    val positions = offsets.collect { case position: KafkaPosition => position }
-    if (positions.isEmpty) {
-      stream.mergeOffsets(offsets)
-    } else {
-      val topics = positions.groupBy(_.topic).map { case (topic, of) =>
-        topic -> of.map(position => position.partition.toString -> position.offset).toMap
-      }
-      stream.deserializeOffset(Driver.json.writeValueAsString(topics))
+  private def merged(positions: Seq[KafkaPosition], offset: KafkaPosition => Long): Offset = {
+    val topics = positions.groupBy(_.topic).map { case (topic, of) =>
+      topic -> of.map(position => position.partition.toString -> offset(position)).toMap
     }
+    stream.deserializeOffset(Driver.json.writeValueAsString(topics))
   }
 
   override def planInputPartitions(start: Offset): Array[InputPartition] = stream.planInputPartitions(start)
@@ -151,8 +160,8 @@ private class EpochStream(stream: ContinuousStream, hooks: EpochHooks)
   override def toString: String = stream.toString
 }
 
-/** The offset of the next record of a partition. */
-private case class KafkaPosition(topic: String, partition: Int, offset: Long) extends PartitionOffset
+/** The offset of the next record of a partition, and of the one after all that there are. */
+private case class KafkaPosition(topic: String, partition: Int, offset: Long, newest: Long) extends PartitionOffset
 
 /** @param factory Spark's own, whose readers are used where an offset is out of range. */
 private class KafkaReaders(factory: ContinuousPartitionReaderFactory) extends ContinuousPartitionReaderFactory {
@@ -183,6 +192,7 @@ private class KafkaReader(input: InputPartition, factory: ContinuousPartitionRea
   private var rows: Iterator[UnsafeRow] = Iterator.empty
   private var row: UnsafeRow = _
   private var offset = property[Long](input, "startOffset")
+  private var newest = offset
 
   override def next(): Boolean = {
     while (!rows.hasNext && !context.isInterrupted() && !context.isCompleted()) rows = polled()
@@ -197,7 +207,7 @@ private class KafkaReader(input: InputPartition, factory: ContinuousPartitionRea
   /** Spark copies the row. */
   override def get(): InternalRow = row
 
-  override def getOffset(): PartitionOffset = KafkaPosition(topic, number, offset)
+  override def getOffset(): PartitionOffset = KafkaPosition(topic, number, offset, math.max(newest, offset))
 
   override def close(): Unit = if (consumer != null) {
     // Kafka does not end a consumer's sessions in a thread that is still interrupted.
@@ -215,7 +225,9 @@ private class KafkaReader(input: InputPartition, factory: ContinuousPartitionRea
         consumer = new calls.Consumer(partition, parameters)
         consumer.seek(offset)
       }
-      consumer.poll(timeoutMs).map(converter)
+      val records = consumer.poll(timeoutMs)
+      newest = offset + consumer.ahead
+      records.map(converter)
     } catch {
       case NonFatal(_) if Thread.currentThread.isInterrupted => throw new InterruptedException
       case error if calls.isTimeout(error) => Iterator.empty
@@ -262,6 +274,8 @@ private class KafkaCalls(loader: ClassLoader) { calls =>
   private val held = holders.getDeclaredField("consumer")
   private val consumers = of("org.apache.kafka.clients.consumer.Consumer")
   private val poll = consumers.getMethod("poll", classOf[Duration])
+  private val count = of("org.apache.kafka.clients.consumer.ConsumerRecords").getMethod("count")
+  private val lag = consumers.getMethod("currentLag", partitions)
   private val seek = consumers.getMethod("seek", partitions, classOf[Long])
   private val beginningOffsets = consumers.getMethod("beginningOffsets", classOf[JavaCollection[_]])
   private val endOffsets = consumers.getMethod("endOffsets", classOf[JavaCollection[_]])
@@ -308,8 +322,14 @@ private class KafkaCalls(loader: ClassLoader) { calls =>
       call(needsToken, tokens.getField("MODULE$").get(null), used, cluster).asInstanceOf[Boolean]
     }
 
-    def poll(timeoutMs: Long): Iterator[AnyRef] =
-      call(calls.poll, consumer, Duration.ofMillis(timeoutMs)).asInstanceOf[JavaIterable[AnyRef]].iterator().asScala
+    /** Records of the last poll, and those after them, as far as the broker has said. */
+    var ahead = 0L
+
+    def poll(timeoutMs: Long): Iterator[AnyRef] = {
+      val records = call(calls.poll, consumer, Duration.ofMillis(timeoutMs))
+      ahead = call(count, records).asInstanceOf[Int] + call(lag, consumer, partition).asInstanceOf[OptionalLong].orElse(0L)
+      records.asInstanceOf[JavaIterable[AnyRef]].iterator().asScala
+    }
 
     def seek(offset: Long): Unit = call(calls.seek, consumer, partition, offset)
 

@@ -2,7 +2,6 @@ package org.apache.spark.sql.statefleet
 
 import java.util.UUID
 import org.apache.hadoop.fs.Path
-import org.apache.spark.sql.connector.read.streaming.Offset
 import org.apache.spark.sql.execution.streaming.continuous.ContinuousExecution
 import scala.collection.concurrent.TrieMap
 
@@ -31,13 +30,20 @@ class EpochRun(
     "batch_id" -> epoch,
     "time_ms" -> null)
 
-  lazy val shards: Shards = Driver.ask[Shards](
+  private lazy val begun = Driver.ask[Begun](
     "begin",
     fields(firstEpoch) ++
       Map("operator" -> facts, "shards" -> planned, "active" -> Driver.activeQueries(query.sparkSession)))
 
+  lazy val shards: Shards = begun.layout
+
   private def ofShards(epoch: Long): Map[String, Any] = fields(epoch) ++
     Map("operator" -> facts, "shards" -> shards.shards, "first_partition" -> shards.firstPartition)
+
+  private val progress = new EpochProgress(query, facts)
+
+  /** Notes that an epoch begins. */
+  def beginEpoch(epoch: Long): Unit = progress.begin(epoch)
 
   /** Begins the run; returns for each shard where it is. */
   def begin(cores: Map[String, Int]): Array[Place] = {
@@ -45,7 +51,9 @@ class EpochRun(
     // What a task sends is held back until the last of them has learned of an epoch, which Spark's default has take 0.1 s.
     val conf = execution.sparkSession.sessionState.conf
     if (!conf.contains(EpochRun.PollInterval)) conf.setConfString(EpochRun.PollInterval, EpochRun.PollMs)
+    ResultOrder.begin(execution.sparkSession.sparkContext, begun.run)
     EpochRun.begun(this)
+    beginEpoch(firstEpoch)
     Driver.ask[Array[Place]]("place", ofShards(firstEpoch) ++ Map("cores" -> cores, "connect_directly" -> true))
   }
 
@@ -98,11 +106,12 @@ class EpochRun(
    * there: Spark itself writes neither, and leaves what is there as it is. It would also compare the offset with the one
    * before, without those, and wake up who waits for the query to process all that is there.
    */
-  def keepOffset(end: Offset): Unit = synchronized {
+  def keepOffset(end: SourceEnd): Unit = synchronized {
     val before = query.offsetLog.get(nextEnd - 1).flatMap(_.offsets.head)
-    if (before.exists(_.json == end.json)) EpochRun.noNewData.invoke(query, Boolean.box(true))
-    query.offsetLog.add(nextEnd, OffsetSeq(Seq(Some(end)), Some(offsetMetadata(execution.sparkSession.conf))))
-    ends(nextEnd) = end.json
+    if (before.exists(_.json == end.offset.json)) EpochRun.noNewData.invoke(query, Boolean.box(true))
+    query.offsetLog.add(nextEnd, OffsetSeq(Seq(Some(end.offset)), Some(offsetMetadata(execution.sparkSession.conf))))
+    ends(nextEnd) = end.offset.json
+    progress.end(nextEnd, before.map(_.json), end)
     nextEnd += 1
   }
 
@@ -121,6 +130,7 @@ class EpochRun(
       if (settled.next.shards != shards.shards) gate.wantedShards = Some(settled.next.shards)
       areShardsElsewhere = settled.next != shards || settledPlaces.exists(_ != now)
       settledPlaces = Some(now)
+      progress.settle(epoch, settled, shards.shards)
     } catch {
       case error: Throwable =>
         // Spark only logs what its thread raises here.
@@ -134,13 +144,16 @@ class EpochRun(
   /** Tells the driver's Python that the run has ended. */
   private def end(): Unit = Driver.tell("ended", Map("run_id" -> id.toString))
 
-  def report(epoch: Long): Unit = Driver.tell(
-    "finished",
-    Map(
-      "run_id" -> id.toString,
-      "batch_id" -> epoch,
-      "at_once" -> false,
-      "states" -> Map(facts.uri -> Seq(facts.state))))
+  def report(epoch: Long): Unit = {
+    Driver.tell(
+      "finished",
+      Map(
+        "run_id" -> id.toString,
+        "batch_id" -> epoch,
+        "at_once" -> false,
+        "states" -> Map(facts.uri -> Seq(facts.state))))
+    progress.report(epoch)
+  }
 }
 
 object EpochRun {

@@ -82,6 +82,7 @@ class EpochGate extends EpochHooks with Logging {
     // Tasks that still run would commit an epoch without the one before it in Spark's log, which no run could go on from.
     if (newest < open - 1) throw new InterruptedException
     open += 1
+    run.foreach(_.beginEpoch(open))
     run.exists(_.areShardsElsewhere)
   }
 
@@ -123,7 +124,7 @@ class EpochGate extends EpochHooks with Logging {
     synchronized { settling = epoch }
   }
 
-  override def ended(end: Offset): Unit = run.foreach(_.keepOffset(end))
+  override def ended(end: SourceEnd): Unit = run.foreach(_.keepOffset(end))
 
   override def logged(end: Offset): Unit = synchronized {
     newest = settling

@@ -79,6 +79,16 @@ object Sessions {
   def handedOver(rows: Dataset[Row], columns: StructType, operator: String): Dataset[Row] =
     Dataset.ofRows(rows.sparkSession, HandedOver(rows.logicalPlan, toAttributes(columns), operator))
 
+  /** Returns a time as `withWatermark` takes it, in milliseconds. */
+  def milliseconds(time: String): Long = IdleSources.milliseconds(time)
+
+  /** Returns the aggregation with DISTINCT that a frame is; null for any other frame. */
+  def distinctAggregation(frame: Dataset[Row]): DistinctAggregation = DistinctAggregation.of(frame)
+
+  /** Returns results with a column of their order. */
+  def ordered(results: Dataset[Row], column: String): Dataset[Row] =
+    Dataset.ofRows(results.sparkSession, ResultOrder.below(results.logicalPlan, column))
+
   /** Returns the facts of an operator whose exchange a node is, in JSON; null for any other node. */
   def factsOf(node: LogicalPlan): String = node match {
     case exchange: StatefulExchange => Driver.json.writeValueAsString(exchange.facts)
@@ -129,6 +139,7 @@ case class Facts(
     shards: Option[Int],
     sockets: Option[String],
     byPython: Option[String],
+    idleMs: Option[java.lang.Long],
     accumulators: Option[Seq[Accumulator]]) {
 
   /** Plans, which users see in errors, show the state's name only. */
@@ -255,6 +266,7 @@ object ExchangeStrategy extends SparkStrategy {
     val session = SparkSession.active
     val batch = CurrentQuery.execution(session)
     val run = batch.map(execution => Run.of(execution).operator(exchange.facts))
+    for (idleMs <- exchange.facts.idleMs; query <- CurrentQuery.query(session)) IdleSources.leaveOut(query, idleMs)
     val shards = batch.fold(exchange.planned)(run.get.shardsOf(_, exchange.planned).shards)
     val repeats = run.forall(_.repeats)
     val rows = new OperatorRows(exchange, shards, repeats).plan(planLater)

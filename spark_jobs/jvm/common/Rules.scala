@@ -102,6 +102,9 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
         }
       ),
       refuse)
+    for (checkpoint <- folder if RepeatedSources.mayDiffer(checkpoint, query.hadoopConf)) {
+      new RepeatedSources(session, checkpoint).fit(query.inputQuery)
+    }
   }
 
   /** Returns the folder of the query's checkpoint; None if each start has a folder of its own. */

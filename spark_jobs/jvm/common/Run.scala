@@ -5,6 +5,7 @@ import com.fasterxml.jackson.module.scala.DefaultScalaModule
 import java.util.UUID
 import java.util.function.{Function => JavaFunction}
 import org.apache.spark.sql.execution.SparkPlan
+import org.apache.spark.sql.streaming.StateOperatorProgress
 import org.apache.spark.unsafe.hash.Murmur3_x86_32
 import scala.collection.concurrent.TrieMap
 import scala.collection.mutable
@@ -136,6 +137,11 @@ object Run {
 /** The shards of a batch, as the coordinator has decided: how many, and the partition id of the first. */
 case class Shards(shards: Int, firstPartition: Int)
 
+/** The first batch's shards, and the number of the run, which is greater than those of the runs before it. */
+case class Begun(shards: Int, firstPartition: Int, run: Long) {
+  def layout: Shards = Shards(shards, firstPartition)
+}
+
 object Shards {
   /** Spark's seed of hashes of rows. */
   private val Seed = 42
@@ -174,6 +180,7 @@ case class Place(host: String, actor: Int, near: Option[String] = None, direct: 
  * @param places For each shard where it is, or null.
  * @param next The next batch's shards.
  * @param dueMs When the operator has something to do without new rows.
+ * @param watermarkMs The watermark after it.
  * @param custom Further metrics.
  */
 case class Settled(
@@ -181,6 +188,7 @@ case class Settled(
     places: Array[Place],
     next: Shards,
     dueMs: Option[java.lang.Long],
+    watermarkMs: Long,
     custom: java.util.HashMap[String, java.lang.Long],
     rowsTotal: Long,
     rowsUpdated: Long,
@@ -190,6 +198,28 @@ case class Settled(
     updatesMs: Long,
     commitMs: Long) {
   def rowsRead: Long = custom.get("rowsRead")
+
+  /** Returns what Spark reports of an operator of so many shards. */
+  def progress(operator: String, shards: Int): StateOperatorProgress = new StateOperatorProgress(
+    operatorName = operator,
+    numRowsTotal = rowsTotal,
+    numRowsUpdated = rowsUpdated,
+    allUpdatesTimeMs = updatesMs,
+    numRowsRemoved = rowsRemoved,
+    // Expired rows are removed with the updates.
+    allRemovalsTimeMs = 0L,
+    commitTimeMs = commitMs,
+    memoryUsedBytes = memoryBytes,
+    numRowsDroppedByWatermark = rowsLate,
+    numShufflePartitions = shards,
+    numStateStoreInstances = places.length,
+    customMetrics = custom)
+}
+
+object Settled {
+  /** What is reported before a batch. */
+  val Nothing: Settled =
+    Settled(Array.empty, Array.empty, Shards(0, 0), None, 0L, new java.util.HashMap, 0L, 0L, 0L, 0L, 0L, 0L, 0L)
 }
 
 /** What is known of an operator in a run, and of its last batch. */
@@ -213,9 +243,10 @@ class OperatorRun(facts: Facts) {
     shards.getOrElseUpdate(
       execution.currentBatchId, {
         val message = Map[String, Any]("shards" -> planned, "active" -> Driver.activeQueries(execution.sparkSession))
-        val begun = Driver.ask[Shards]("begin", fields(execution) ++ message)
+        val begun = Driver.ask[Begun]("begin", fields(execution) ++ message)
+        ResultOrder.begin(execution.sparkSession.sparkContext, begun.run)
         shards.clear()
-        begun
+        begun.layout
       })
   }
 

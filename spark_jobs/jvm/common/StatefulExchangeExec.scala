@@ -117,22 +117,7 @@ case class StatefulExchangeExec(
   /** Called at the end of each trigger: if the trigger ran a batch, once the commit log has it. */
   override def getProgress(): StateOperatorProgress = {
     if (settled.isDefined) Run.of(execution).report(execution, isLastCall)
-    def count(of: Settled => Long): Long = settled.fold(0L)(of)
-    new StateOperatorProgress(
-      operatorName = shortName,
-      numRowsTotal = count(_.rowsTotal),
-      numRowsUpdated = count(_.rowsUpdated),
-      allUpdatesTimeMs = count(_.updatesMs),
-      numRowsRemoved = count(_.rowsRemoved),
-      // Expired rows are removed with the updates.
-      allRemovalsTimeMs = 0L,
-      commitTimeMs = count(_.commitMs),
-      memoryUsedBytes = count(_.memoryBytes),
-      numRowsDroppedByWatermark = count(_.rowsLate),
-      numShufflePartitions = shards,
-      numStateStoreInstances = if (settled.isDefined) shards else 0L,
-      customMetrics = settled.fold(new java.util.HashMap[String, java.lang.Long])(_.custom)
-    )
+    settled.getOrElse(Settled.Nothing).progress(shortName, shards)
   }
 
   /** Whether this is Spark's last call for the batch before a caller that waits for the query returns. */

@@ -3,8 +3,10 @@ package org.apache.spark.sql
 import java.util.UUID
 import org.apache.spark.sql.catalyst.expressions.{EvalMode, Expression}
 import org.apache.spark.sql.catalyst.expressions.aggregate.Sum
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.catalyst.streaming.WriteToStreamStatement
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.streaming.StreamingQueryProgress
 
 /** What Spark 4 has differently: names of classes that are in other packages there, and calls. */
 package object statefleet {
@@ -17,6 +19,11 @@ package object statefleet {
   type StatefulOperatorStateInfo = execution.streaming.StatefulOperatorStateInfo
   type StreamExecution = execution.streaming.StreamExecution
   type StreamProgress = execution.streaming.StreamProgress
+  type MicroBatchExecution = execution.streaming.MicroBatchExecution
+  type WatermarkExec = execution.streaming.EventTimeWatermarkExec
+  type WatermarkPolicy = execution.streaming.MultipleWatermarkPolicy
+  val WatermarkPolicy: execution.streaming.MultipleWatermarkPolicy.type = execution.streaming.MultipleWatermarkPolicy
+  type SparkTracker = execution.streaming.WatermarkTracker
   val Dataset: org.apache.spark.sql.Dataset.type = org.apache.spark.sql.Dataset
   val SparkSession: org.apache.spark.sql.SparkSession.type = org.apache.spark.sql.SparkSession
   val StreamExecution: execution.streaming.StreamExecution.type = execution.streaming.StreamExecution
@@ -24,6 +31,7 @@ package object statefleet {
   val Reconfiguring: execution.streaming.RECONFIGURING.type = execution.streaming.RECONFIGURING
   val StreamMetadata: execution.streaming.StreamMetadata.type = execution.streaming.StreamMetadata
 
+  type OffsetSeqLog = execution.streaming.OffsetSeqLog
   type OffsetSeq = execution.streaming.OffsetSeq
   val OffsetSeq: execution.streaming.OffsetSeq.type = execution.streaming.OffsetSeq
 
@@ -56,5 +64,22 @@ package object statefleet {
     provider.getReadStore(state.version)
   }
 
+  private lazy val updateProgress = {
+    val method = classOf[execution.streaming.ProgressReporter]
+      .getDeclaredMethod("updateProgress", classOf[StreamingQueryProgress])
+    method.setAccessible(true)
+    method
+  }
+
+  /** Has a query report what became of a batch or epoch. */
+  def reportProgress(query: StreamExecution, progress: StreamingQueryProgress): Unit =
+    updateProgress.invoke(query, progress)
+
   def rowsOf(reader: ReadStateStore): Iterator[UnsafeRowPair] = reader.iterator()
+}
+
+package statefleet {
+  /** The watermark of a query by those of its sources, whose nodes stand in its plan. */
+  class SparkWatermarks(policy: WatermarkPolicy, plan: LogicalPlan)
+    extends execution.streaming.WatermarkTracker(policy)
 }

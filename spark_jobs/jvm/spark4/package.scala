@@ -4,6 +4,7 @@ import java.util.UUID
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.sql.catalyst.expressions.{EvalMode, Expression, NumericEvalContext}
 import org.apache.spark.sql.catalyst.expressions.aggregate.Sum
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.catalyst.rules.RuleId
 import org.apache.spark.sql.catalyst.streaming.WriteToStreamStatement
 import org.apache.spark.sql.catalyst.trees.TreePatternBits
@@ -11,6 +12,7 @@ import org.apache.spark.sql.execution.SparkPlan
 import org.apache.spark.sql.execution.streaming.{ContinuousTrigger, RealTimeTrigger}
 import org.apache.spark.sql.execution.streaming.operators.stateful._
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.streaming.StreamingQueryProgress
 
 /** What Spark 3.5 has differently: names of classes that are in other packages there, and calls. */
 package object statefleet {
@@ -22,6 +24,11 @@ package object statefleet {
   type StatefulOperatorStateInfo = execution.streaming.operators.stateful.StatefulOperatorStateInfo
   type StreamExecution = execution.streaming.runtime.StreamExecution
   type StreamProgress = execution.streaming.runtime.StreamProgress
+  type MicroBatchExecution = execution.streaming.runtime.MicroBatchExecution
+  type WatermarkExec = execution.streaming.operators.stateful.EventTimeWatermarkExec
+  type WatermarkPolicy = execution.streaming.runtime.MultipleWatermarkPolicy
+  val WatermarkPolicy: execution.streaming.runtime.MultipleWatermarkPolicy.type = execution.streaming.runtime.MultipleWatermarkPolicy
+  type SparkTracker = execution.streaming.runtime.WatermarkTracker
   val Dataset: classic.Dataset.type = classic.Dataset
   val SparkSession: classic.SparkSession.type = classic.SparkSession
   val StreamExecution: execution.streaming.runtime.StreamExecution.type = execution.streaming.runtime.StreamExecution
@@ -29,6 +36,7 @@ package object statefleet {
   val Reconfiguring: execution.streaming.runtime.RECONFIGURING.type = execution.streaming.runtime.RECONFIGURING
   val StreamMetadata: execution.streaming.runtime.StreamMetadata.type = execution.streaming.runtime.StreamMetadata
 
+  type OffsetSeqLog = execution.streaming.checkpointing.OffsetSeqLog
   type OffsetSeq = execution.streaming.checkpointing.OffsetSeq
   val OffsetSeq: execution.streaming.checkpointing.OffsetSeq.type = execution.streaming.checkpointing.OffsetSeq
 
@@ -69,10 +77,20 @@ package object statefleet {
     provider.getReadStore(state.version, snapshot)
   }
 
+  private lazy val progressReporter = classOf[StreamExecution].getMethod("progressReporter")
+
+  /** Has a query report what became of a batch or epoch. */
+  def reportProgress(query: StreamExecution, progress: StreamingQueryProgress): Unit =
+    progressReporter.invoke(query).asInstanceOf[execution.streaming.runtime.ProgressReporter].updateProgress(progress)
+
   def rowsOf(reader: ReadStateStore): Iterator[UnsafeRowPair] = reader.iterator(StateStore.DEFAULT_COL_FAMILY_NAME)
 }
 
 package statefleet {
+  /** The watermark of a query by those of its sources, whose nodes stand in its plan. */
+  class SparkWatermarks(policy: WatermarkPolicy, plan: LogicalPlan)
+    extends execution.streaming.runtime.WatermarkTracker(policy, plan)
+
   /**
    * A stateful operator whose state is not in a store of Spark's: it has none of the schemas and checkpoint ids that
    * Spark 4 keeps of its own stores.
