@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from coordinator.model.errors import VersionReplacedError as VersionReplacedError
     from coordinator.model.errors import WriterBusyError as WriterBusyError
     from coordinator.model.maintenance import Maintenance as Maintenance
-    from spark_jobs.api.result_order import with_result_order as with_result_order
+    from spark_jobs.plan.result_order import with_result_order as with_result_order
     from spark_jobs.api.stateful import StatefulDataFrame as StatefulDataFrame
     from spark_jobs.api.stateful import StatefulGroupedData as StatefulGroupedData
     from spark_jobs.functions.state_batch import StateBatch as StateBatch
@@ -73,7 +73,7 @@ _NAMES = {
     "statefleet.map_partitions": "map_partitions_with_state_store",
     "spark_jobs.plan.operator_rules": "UnboundedStateWarning",
     "spark_jobs.session.spark_session": "start_session stop_session",
-    "spark_jobs.api.result_order": "with_result_order",
+    "spark_jobs.plan.result_order": "with_result_order",
     "spark_jobs.api.stateful": "StatefulDataFrame StatefulGroupedData",
     "spark_jobs.transform.processor": "ExpiredTimerInfo StatefulProcessor StatefulProcessorHandle TimerValues",
     "spark_jobs.transform.states": "ListState MapState ValueState",

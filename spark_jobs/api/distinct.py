@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 from spark_jobs.api.target import Target
 from spark_jobs.operators.kept_rows import build_deduplicate
 from spark_jobs.operators.session_windows import Session
+from spark_jobs.plan.distinct_aggregation import DistinctAggregation
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.spark_errors import RefusedQueryError
-from spark_jobs.plan.stateful_exchange import jvm_classes
 
 _NO_LETTERS = re.compile(r"[^A-Za-z0-9_.]+")
 _MOST_LETTERS = 40
@@ -35,8 +35,7 @@ def over_distinct_values(aggregated: DataFrame, target: Target) -> DataFrame:
     InvalidRequestError
         The groups are session windows, whose values change hands when two of them become one.
     """
-    spark = aggregated.sparkSession
-    aggregation = jvm_classes(spark).distinctAggregation(aggregated._jdf)
+    aggregation = DistinctAggregation.of(aggregated)
     if aggregation is None:
         return aggregated
     if Session.among(analysed(aggregated).grouping) is not None:
@@ -46,12 +45,12 @@ def over_distinct_values(aggregated: DataFrame, target: Target) -> DataFrame:
             state=target.name,
         )
     firsts = []
-    for index in range(aggregation.size()):
-        rows = DataFrame(aggregation.rows(index), spark).dropDuplicates()
-        of_values = replace(target, name=_state_name(target.name, aggregation.text(index)), output_mode=None).checked()
-        plan = build_deduplicate(rows, "append", within_watermark=False)
-        firsts.append(of_values.run(plan, rows)._jdf)
-    return DataFrame(aggregation.over(firsts), spark)
+    for values, rows in aggregation.sets():
+        distinct = rows.dropDuplicates()
+        plan = build_deduplicate(distinct, "append", within_watermark=False)
+        of_values = replace(target, name=_state_name(target.name, values), output_mode=None).checked()
+        firsts.append(of_values.run(plan, distinct))
+    return aggregation.over(firsts)
 
 
 def _state_name(name: str, values: str) -> str:

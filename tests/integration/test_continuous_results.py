@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.api.result_order import with_result_order
+from spark_jobs.plan.result_order import with_result_order
 from statefleet.fleet import Fleet
 from tests.clocks import until
 from tests.integration.rate_epochs import KEYS, await_epochs, committed, rate, started, values_read, view
