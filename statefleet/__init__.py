@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from coordinator.model.errors import VersionReplacedError as VersionReplacedError
     from coordinator.model.errors import WriterBusyError as WriterBusyError
     from coordinator.model.maintenance import Maintenance as Maintenance
-    from spark_jobs.plan.result_order import with_result_order as with_result_order
     from spark_jobs.api.stateful import StatefulDataFrame as StatefulDataFrame
     from spark_jobs.api.stateful import StatefulGroupedData as StatefulGroupedData
     from spark_jobs.functions.state_batch import StateBatch as StateBatch
     from spark_jobs.plan.operator_rules import UnboundedStateWarning as UnboundedStateWarning
+    from spark_jobs.plan.result_order import with_result_order as with_result_order
     from spark_jobs.session.spark_session import start_session as start_session
     from spark_jobs.session.spark_session import stop_session as stop_session
     from spark_jobs.transform.processor import ExpiredTimerInfo as ExpiredTimerInfo
