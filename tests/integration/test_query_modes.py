@@ -116,7 +116,6 @@ def another_mode(queries: str) -> str:
 #: A query, the output modes of its operator and of itself, and what is said.
 REFUSED: dict[str, tuple[Build, str | None, str, str]] = {
     "append without a watermark": (words, None, "append", "append mode needs a watermark"),
-    "sessions in update mode": (sessions, None, "update", "session windows are not supported in update mode"),
     "a sorted update": (lambda rows: words(rows).orderBy("k"), None, "update", "Sorting is not supported"),
     "topN in append mode": (
         lambda rows: rows.topN(1, "k", "v"), None, "append", r"output mode \[\"update\"\] and the query"
