@@ -83,12 +83,15 @@ class Stream(RescaledWorkload):
     ----------
     decided
         Returns the ends of the epochs that count.
+    is_called
+        Whether a function of the user is called for its rows, in Python workers.
     source
         The records of each partition.
     """
 
     forms = 1
     together = True
+    is_called = False
     #: There is no last epoch: a query goes on for as long as there are records.
     batches = sys.maxsize
 
