@@ -121,7 +121,7 @@ class FunctionHost:
         actors = _ActorsAtHome(cluster, life.actor_name, process, runtime.threads)
         client = FleetClient(process._coordinator, actors, runtime.clock, partial(actors.find, life.actor_name))
         self._runs = FunctionRuns(runtime.threads)
-        make_calls = partial(WorkerCalls, client, process._has)
+        make_calls = partial(WorkerCalls, client, process._lease, process._has)
         self._server = EpochServer(
             process.runs, self._runs, StoreMetrics(), runtime, lambda: None, make_calls, Beats(runtime)
         )

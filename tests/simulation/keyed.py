@@ -207,7 +207,7 @@ def _findings_first() -> Iterator[None]:
 
 def _worker(client: FleetClient) -> WorkerClient:
     """Return the stores as a Python worker of Spark's has them, by the messages of its connection."""
-    calls = WorkerCalls(client, lambda grant: True, lambda error: None)
+    calls = WorkerCalls(client, lambda tasks, metadata: [], lambda grant: True, lambda error: None)
 
     def call(method: str, *arguments: Any) -> Any:
         return decoded_answer(method, answered(calls, encoded_call(method, arguments)))
