@@ -42,6 +42,7 @@ class CalledStream(WindowedStream):
 
     stores = tuple(_VALUES)  # type: ignore[assignment]
     is_called = True
+    _most_records = 50
     emits = "emitted_by_calls"
 
     def _draw_schema(self, rng: random.Random) -> StateSchema:

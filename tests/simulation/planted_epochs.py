@@ -242,7 +242,7 @@ EPOCH_BUGS: dict[str, Bug] = {
         Checkpoint, "ends_with", lambda _, checkpoint, epoch, end: epoch in checkpoint.ends, HARSH
     ),
     "a run begins where an epoch ended that does not count": Bug(
-        EpochRun, "_begins_elsewhere", lambda _, run, end: False, DRIVERS
+        EpochRun, "_begins_elsewhere", lambda _, run, end: False, DRIVERS, first=35
     ),
     "epochs begin two ahead of Spark's log": Bug(
         EpochRun, "_may_begin", lambda _, run: run._newest >= run._open - 2, CALM, first=10
@@ -255,7 +255,7 @@ EPOCH_BUGS: dict[str, Bug] = {
         StateLedger, "check_not_counted", lambda _, ledger, task: None, DRIVERS
     ),
     "another run's commits are taken for this one's": Bug(StateHistory, "batch_result", _any_run, HARSH, first=210),
-    "replaced runs may commit": Bug(StateLedger, "decide_commits", owners_not_fenced, HARSH),
+    "replaced runs may commit": Bug(StateLedger, "decide_commits", owners_not_fenced, HARSH, first=59),
     "the watermark is that of one task": Bug(Barrier, "next_epoch", _watermark_of_one_task, WINDOWS),
     "the watermark waits for tasks without rows": Bug(Barrier, "next_epoch", _watermark_of_the_last_task, WINDOWS),
     "rows are late by the watermark of the version before the last": Bug(
@@ -281,7 +281,7 @@ EPOCH_BUGS: dict[str, Bug] = {
     ),
     "a session is merged without the rows that were held": Bug(HeldRows, "fold", _rows_held_before_forgotten, SESSIONS),
     "a function gets rows of the next epoch before the end of its own": Bug(
-        FunctionShard, "_relay", _before_the_end, FUNCTIONS
+        FunctionShard, "_relay", _before_the_end, FUNCTIONS, first=28
     ),
     "what was sent before a function's worker was there is lost": Bug(
         FunctionShard, "attach", _what_came_before_the_worker_lost, FUNCTIONS
