@@ -42,7 +42,7 @@ class CalledStream(WindowedStream):
 
     stores = tuple(_VALUES)  # type: ignore[assignment]
     is_called = True
-    _most_records = 50
+    _most_records, _last_steps = 50, (400, 400, 1500)
     emits = "emitted_by_calls"
 
     def _draw_schema(self, rng: random.Random) -> StateSchema:

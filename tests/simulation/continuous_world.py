@@ -95,6 +95,9 @@ class ContinuousWorld(World):
         self._hosts: dict[Life, FunctionHost] = {}
         self.slow_tasks = self.rng.choice((0.0, 0.3, 0.3))
         self.epoch_steps = self.rng.choice((5, 50, 200))
+        if self.stream.is_called:
+            # A piece takes many steps: tasks are to be apart all the same, and epochs to end while another is committed.
+            self.slow_tasks, self.epoch_steps = 0.6, max(5, self.epoch_steps // 10)
 
     def _draw_workload(self, has_keyed_stores: bool, further_batches: int) -> Workload:
         operator = self._operators[0] if len(self._operators) == 1 else self.rng.choice(self._operators)

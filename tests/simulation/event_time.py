@@ -24,8 +24,6 @@ from tests.simulation.streaming import Offsets, Record, Stream
 from tests.simulation.workload import Entry, Groups, Key, Read, schema_of
 
 _SECOND_US = 1_000_000
-#: Step by which all records are there: late, so that there are epochs after many restarts.
-_LAST_STEPS = (400, 1500, 2800)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +64,8 @@ class TimedStream(Stream):
 
     is_sealed = True
     emits = "emitted_by_windows"
+    #: Step by which all records are there: late, so that there are epochs after many restarts.
+    _last_steps = (400, 1500, 2800)
 
     def __init__(self, rng: random.Random, decided: Callable[[], Mapping[int, Offsets]]) -> None:
         super().__init__(rng, decided)
@@ -74,7 +74,7 @@ class TimedStream(Stream):
         bits: dict[str, list[int]] = {}
         for name in sorted({record.name for records in self.source for record in records}):
             bits[name] = rng.sample(range(62), 62)
-        slower = rng.choice(_LAST_STEPS) / max(1, *(record.at for records in self.source for record in records))
+        slower = rng.choice(self._last_steps) / max(1, *(record.at for records in self.source for record in records))
         self.source = [self._timed(rng, records, bits, slower) for records in self.source]
         self.schema = self._draw_schema(rng)
         self._schemas = [self.schema]

@@ -281,7 +281,7 @@ EPOCH_BUGS: dict[str, Bug] = {
     ),
     "a session is merged without the rows that were held": Bug(HeldRows, "fold", _rows_held_before_forgotten, SESSIONS),
     "a function gets rows of the next epoch before the end of its own": Bug(
-        FunctionShard, "_relay", _before_the_end, FUNCTIONS, first=28
+        FunctionShard, "_relay", _before_the_end, FUNCTIONS
     ),
     "what was sent before a function's worker was there is lost": Bug(
         FunctionShard, "attach", _what_came_before_the_worker_lost, FUNCTIONS
