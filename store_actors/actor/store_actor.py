@@ -459,7 +459,7 @@ class StoreActor(StoreProcess):
         client = FleetClient(coordinator, actors, runtime.clock, partial(actors.find, actor_name))
         serve = partial(emitted_rows, client.calls, is_limited=memory.limit is not None)
         functions = FunctionRuns(runtime.threads)
-        make_calls = partial(WorkerCalls, client, self._has)
+        make_calls = partial(WorkerCalls, client, self._lease, self._has)
         epochs = EpochServer(
             self.runs, functions, self._metrics, runtime, self._check_process, make_calls, Beats(runtime)
         )

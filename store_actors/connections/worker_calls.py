@@ -9,13 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from msgspec import structs
+
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import OperationOutOfOrderError, StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.leased_calls import SessionCalls
-from store_actors.epochs.runs import check_is_here
+from store_actors.epochs.runs import Lease, check_is_here
 from store_actors.messages.requests import BatchFacts, StoreSpec, Write
 
 
@@ -24,6 +26,8 @@ class WorkerCalls:
 
     Parameters
     ----------
+    lease
+        Gives the leases of this process; it tells a coordinator that takes it for a former process of its name that it is there.
     is_here
         Whether a lease is of this process.
     tell_failed
@@ -33,10 +37,11 @@ class WorkerCalls:
     def __init__(
         self,
         client: FleetClient,
+        lease: Lease,
         is_here: Callable[[LeaseGrant], bool],
         tell_failed: Callable[[BaseException], None],
     ) -> None:
-        self._client, self._is_here, self._tell_failed = client, is_here, tell_failed
+        self._client, self._lease, self._is_here, self._tell_failed = client, lease, is_here, tell_failed
         #: By their ids.
         self._sessions: dict[str, SessionCalls] = {}
 
@@ -44,7 +49,11 @@ class WorkerCalls:
         self, task: TaskIdentity, metadata: dict[str, Any], stores: tuple[StoreSpec, ...]
     ) -> tuple[str, LeaseGrant]:
         """Begin a version of a shard; return the session's id, and the lease, which has the base version."""
-        session, grant = self._client.open_session(task, StateMetadata.from_json(metadata), stores)
+        of_state = StateMetadata.from_json(metadata)
+        if task.is_epoch:
+            (grant,) = self._lease([task], structs.replace(of_state, query_id=task.query_id))
+            check_is_here(task, grant, self._is_here)
+        session, grant = self._client.open_session(task, of_state, stores)
         self._sessions[session.session_id] = session
         if task.is_epoch:
             check_is_here(task, grant, self._is_here)

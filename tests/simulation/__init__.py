@@ -17,7 +17,10 @@ replaced while it sleeps and wakes up later. Nothing waits, and the same seed gi
 Of continuous queries, in the same world:
 
 - ``streaming.py``: source and Spark's logs, and the model of an aggregation without event time
-- ``event_time.py``, ``held.py``: the models of windows, and of rows that are held until an epoch is sealed
+- ``event_time.py``: the models of watermarks, and of windows
+- ``state_rows.py``: the audits of rows; ``held.py``, ``sessions.py``, ``first_rows.py``: the models of rows that are held until an
+  epoch is sealed, of sessions, and of rows that are not duplicates
+- ``called.py``: a user's function, and its model; ``callers.py``: the Python workers that call it
 - ``sinks.py``: what was emitted
 - ``continuous.py``: drivers, runs and epochs; ``epoch_tasks.py``: their tasks
 - ``epoch_connections.py``: what goes on between tasks and shards

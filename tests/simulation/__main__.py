@@ -15,6 +15,9 @@ _CONTINUOUS = {
     "drivers": "other drivers of the query at times",
     "windows": "event time, and groups that end",
     "held": "event time, and rows that are held until the seal",
+    "duplicates": "rows of which only the first is emitted",
+    "sessions": "session windows",
+    "functions": "a user's function, which is called in Python workers",
 }
 
 

@@ -144,7 +144,7 @@ class SimulatedThreads:
 
 
 #: Pools whose work goes on side by side.
-_SIDE_BY_SIDE = {"statefleet-apply", "statefleet-epoch"}
+_SIDE_BY_SIDE = {"statefleet-apply", "statefleet-epoch", "statefleet-seal", "statefleet-local-call"}
 
 
 class _OfFiber(Future[Any]):

@@ -8,12 +8,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from store_actors.epochs import shard as epoch_shard
+from store_actors.epochs.runs import EpochRuns
+from tests.simulation.called import CalledStream
+from tests.simulation.callers import Caller, FunctionHost
+from tests.simulation.cluster import Life
 from tests.simulation.continuous import ContinuousDriver
+from tests.simulation.epoch_tasks import EpochTask
 from tests.simulation.event_time import TimedStream, WindowedStream
+from tests.simulation.first_rows import FirstStream
 from tests.simulation.held import LastStream, TopStream
 from tests.simulation.keyed import Workload
 from tests.simulation.scheduler import Violation
-from tests.simulation.sinks import SealedSink, Sink, TimedSink, UpdatedSink
+from tests.simulation.sessions import SessionStream
+from tests.simulation.sinks import CalledSink, FirstSink, SealedSink, Sink, TimedSink, UpdatedSink
 from tests.simulation.spark import STATE
 from tests.simulation.streaming import Checkpoint, Offsets, Stream
 from tests.simulation.workload import Entry
@@ -23,6 +30,18 @@ from tests.simulation.world import Outcome, World, run_world
 _FAULTY_STEPS = 3000
 #: Step at which every process that was replaced has ended.
 _HEALED = 6000
+#: The operators of each kind of query; of any other query it is a count without event time.
+_OPERATORS: dict[str, tuple[type[Stream], ...]] = {
+    "windows": (WindowedStream,),
+    "held": (TopStream, LastStream),
+    "duplicates": (FirstStream,),
+    "sessions": (SessionStream,),
+    "functions": (CalledStream,),
+}
+#: Kinds by seed.
+_KINDS = ("", "windows", "held", "functions", "duplicates", "sessions", "functions")
+#: Of the faults of processes where a function is called, how many are of those who call it, or of connections.
+_FAULTS_OF_CALLERS = 0.4
 
 
 class ContinuousWorld(World):
@@ -32,10 +51,8 @@ class ContinuousWorld(World):
     ----------
     drivers
         There are other drivers of the query at times.
-    windows
-        Its operator has event time, and mostly emits groups once they are closed; without this or the next one it has none.
-    held
-        Its operator has event time, and holds the rows of an epoch until the seal. Nobody reads its state by keys.
+    operators
+        Which kind of operators it has (:data:`_OPERATORS`). Nobody reads the state of most of them by keys.
 
     Attributes
     ----------
@@ -56,11 +73,11 @@ class ContinuousWorld(World):
         rescales: bool = False,
         reads: bool = False,
         drivers: bool = False,
-        windows: bool = False,
-        held: bool = False,
+        **operators: bool,
     ) -> None:
-        self._operators = (TopStream, LastStream) if held else (WindowedStream if windows else Stream,)
-        super().__init__(seed, harsh=harsh, rescales=rescales, reads=reads and not held)
+        kind = next((kind for kind, is_wanted in operators.items() if is_wanted), "")
+        self._operators = _OPERATORS.get(kind, (Stream,))
+        super().__init__(seed, harsh=harsh, rescales=rescales, reads=reads and kind in ("", "windows"))
         self.has_more_drivers = drivers
         if not drivers:
             self.fault_profile = replace(self.fault_profile, second_driver=False)
@@ -73,9 +90,14 @@ class ContinuousWorld(World):
         self._known_objects = 0
         self.sink = self._new_sink()
         #: Bytes of held rows after which a piece is answered at the seal.
-        self._most_held_bytes = self.rng.choice((0, 100, epoch_shard.MOST_HELD_BYTES)) if held else None
+        is_held = kind in ("held", "sessions")
+        self._most_held_bytes = self.rng.choice((0, 100, epoch_shard.MOST_HELD_BYTES)) if is_held else None
+        self._hosts: dict[Life, FunctionHost] = {}
         self.slow_tasks = self.rng.choice((0.0, 0.3, 0.3))
         self.epoch_steps = self.rng.choice((5, 50, 200))
+        if self.stream.is_called:
+            # A piece takes many steps: tasks are to be apart all the same, and epochs to end while another is committed.
+            self.slow_tasks, self.epoch_steps = 0.6, max(5, self.epoch_steps // 10)
 
     def _draw_workload(self, has_keyed_stores: bool, further_batches: int) -> Workload:
         operator = self._operators[0] if len(self._operators) == 1 else self.rng.choice(self._operators)
@@ -83,9 +105,37 @@ class ContinuousWorld(World):
         return self.stream
 
     def _new_sink(self) -> Sink | TimedSink:
-        if not isinstance(self.stream, TimedStream):
-            return Sink(self.stream)
-        return (SealedSink if self.stream.is_sealed else UpdatedSink)(self.stream, self._look_who)
+        match self.stream:
+            case FirstStream():
+                return FirstSink(self.stream, self._look_who)
+            case CalledStream():
+                return CalledSink(self.stream, self._look_who)
+            case TimedStream():
+                return (SealedSink if self.stream.is_sealed else UpdatedSink)(self.stream, self._look_who)
+        return Sink(self.stream)
+
+    def runs_of(self, life: Life) -> EpochRuns | FunctionHost:
+        """Return what has the query's runs in a store actor's process."""
+        if not self.stream.is_called:
+            return life.actor.runs  # type: ignore[no-any-return]
+        if life not in self._hosts:
+            self._hosts[life] = FunctionHost(self.cluster, life)
+        return self._hosts[life]
+
+    def _fail_process(self) -> None:
+        """As of others; and those who call a function are lost, or connections are."""
+        tasks = [task for task in self.attempts if isinstance(task, EpochTask) and not task.is_over()]
+        callers = [caller for caller in self.attempts if isinstance(caller, Caller) and not caller.is_over()]
+        connections = [connection for task in tasks for connection in task.open_connections()]
+        if not callers or not connections or self.rng.random() >= _FAULTS_OF_CALLERS:
+            super()._fail_process()
+        elif self.rng.random() < 0.5:
+            self.scheduler.fault("world", "connection_lost")
+            self.rng.choice(connections).close()
+        elif self.rng.random() < 0.5:
+            self._kill(self.rng.choice(callers), "worker")
+        else:
+            self._freeze(self.rng.choice(callers), "worker", int(3 ** self.rng.uniform(1, 6.5)))
 
     def _look_who(self) -> dict[int, str]:
         """Return the runs by which epochs count."""
@@ -144,11 +194,9 @@ class ContinuousWorld(World):
             self._audit_state(f"after epoch {epoch}")
 
     def _note_event_time(self, epoch: int) -> None:
-        """Count epochs in which rows were late, or results came at the seal, or before."""
+        """Count epochs in which rows were late, or results came at the seal, or before, and what else is of an operator."""
         if isinstance(self.stream, TimedStream):
-            how = "emitted_at_seal" if self.stream.is_sealed else "emitted_by_windows"
-            happened = {"late": self.stream.late_in(epoch), how: len(self.stream.emitted_in(epoch))}
-            for kind, number in happened.items():
+            for kind, number in self.stream.happened_in(epoch).items():
                 if number:
                     self.scheduler.fault("world", kind, f"in epoch {epoch}: {number}")
 
@@ -173,6 +221,5 @@ def run_continuous(seed: int, **kind: bool) -> Outcome:
     """Run one schedule of a continuous query; of a kind by the arguments of :class:`ContinuousWorld`, or by the seed."""
     options = "".join([" --continuous", *(f" --{name}" for name, is_wanted in kind.items() if is_wanted)])
     by_seed = {"rescales": seed % 4 == 1, "reads": seed % 4 == 2, "harsh": seed % 4 == 3, "drivers": seed % 3 == 0}
-    by_seed |= {"windows": seed % 5 in (1, 4), "held": seed % 5 == 2}
-    kind = kind or by_seed
+    kind = kind or by_seed | {_KINDS[seed % len(_KINDS)]: True}
     return replace(run_world(seed, ContinuousWorld(seed, **kind)), options=options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,6 +22,9 @@ from store_actors.epochs.shard import Piece
 from store_actors.messages.requests import ShardInput
 from tests.simulation.cluster import Life
 from tests.simulation.scheduler import Party, Scheduler
+
+if TYPE_CHECKING:
+    from tests.simulation.callers import FunctionHost
 
 #: Steps after which a side that waits learns that its connection is lost, at most.
 _NOTICED_WITHIN = 60
@@ -126,10 +129,12 @@ class Connection:
         self._noticed[side] = True
 
 
-def connect(scheduler: Scheduler, task: Party, life: Life, request: RunRequest) -> Connection:
-    """Open a connection of a task, and send its request."""
+def connect(
+    scheduler: Scheduler, task: Party, life: Life, runs: EpochRuns | FunctionHost, request: RunRequest
+) -> Connection:
+    """Open a connection of a task, and send its request to what has the runs of a store actor."""
     connection = Connection(scheduler, task, life)
-    scheduler.spawn(life, lambda: _serve(scheduler, life, connection, request))
+    scheduler.spawn(life, lambda: _serve(scheduler, life, connection, runs, request))
     return connection
 
 
@@ -160,12 +165,13 @@ class Link:
         self._connection.send(Failed(error), to_task=True)
 
 
-def _serve(scheduler: Scheduler, life: Life, connection: Connection, request: RunRequest) -> None:
+def _serve(
+    scheduler: Scheduler, life: Life, connection: Connection, runs: EpochRuns | FunctionHost, request: RunRequest
+) -> None:
     """Take a task's frames until the connection ends, as :class:`~store_actors.connections.epoch_stream.EpochServer`."""
-    runs: EpochRuns = life.actor.runs
     link = Link(connection)
     try:
-        shards = runs.join(request, link)
+        shards: Mapping[int, Any] = runs.join(request, link)
         try:
             while True:
                 scheduler.pause(wake=lambda: connection.has_news(of_task=False))

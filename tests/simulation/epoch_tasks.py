@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from coordinator.model.errors import OperationOutOfOrderError, StateMismatchError
 from store_actors.epochs.barrier import NEVER_MS
 from store_actors.epochs.runs import RunRequest
+from tests.simulation.callers import Caller
 from tests.simulation.epoch_connections import (
     Answered,
     Connection,
@@ -62,6 +63,8 @@ class EpochTask:
         #: The epoch of the rows that are read next.
         self._read_epoch = run.first_epoch
         self._connections: dict[str, Connection] = {}
+        #: Of the shards whose results leave by this task, who calls a user's function.
+        self._callers: list[Caller] = []
         self._actor_of = {shard: name for name, request in requests.items() for shard in request.tasks}
         self._waiting: list[Record] = []
         self._unanswered = 0
@@ -112,10 +115,17 @@ class EpochTask:
         self._read_epoch += 1
 
     def _check_end(self) -> None:
-        """End if the driver says so; where that is gone, or has given the executor up, once the executor learns it by itself."""
+        """End if the driver says so; where that is gone, or has given the executor up, once the executor learns it by itself. So does a
+        task that has lost who calls the function.
+        """
         is_unreachable = self.run.driver.dead or self.given_up
         if self._is_unwanted() and (not is_unreachable or self._rng.random() < 0.1):
             raise EndedError
+        if self._has_lost_caller():
+            raise LostError
+
+    def _has_lost_caller(self) -> bool:
+        return any(caller.is_lost for caller in self._callers)
 
     def _is_unwanted(self) -> bool:
         return self.run.is_cancelled or self.run.driver.dead
@@ -126,7 +136,17 @@ class EpochTask:
             self._scheduler.pause(wake=lambda life=life: life.can_receive() or self.run.is_cancelled)  # type: ignore[misc]
             if life.dead or life.actor is None:
                 raise LostError
-            self._connections[name] = connect(self._scheduler, self.executor, life, request)
+            self._connections[name] = connect(self._scheduler, self.executor, life, self._world.runs_of(life), request)
+        if self._world.stream.is_called:
+            for name, request in self._requests.items():
+                own = [shard for shard in request.tasks if shard % request.task[1] == self.number]
+                self._callers += [Caller(self, name, request, shard) for shard in own]
+            self._world.attempts += self._callers
+
+    def open_connections(self) -> list[Connection]:
+        """Return the connections of a task that goes on, and those of its workers."""
+        of_callers = [caller.connection for caller in self._callers if not caller.is_over()]
+        return [connection for connection in (*self._connections.values(), *of_callers) if connection is not None]
 
     def _has_work(self) -> bool:
         if self._has_answers():
@@ -229,4 +249,5 @@ class EpochTask:
         return self._marked == len(self.run.partitions)
 
     def _has_answers(self) -> bool:
-        return self._is_unwanted() or any(stream.has_news(of_task=True) for stream in self._connections.values())
+        is_over = self._is_unwanted() or self._has_lost_caller()
+        return is_over or any(stream.has_news(of_task=True) for stream in self._connections.values())

@@ -24,8 +24,6 @@ from tests.simulation.streaming import Offsets, Record, Stream
 from tests.simulation.workload import Entry, Groups, Key, Read, schema_of
 
 _SECOND_US = 1_000_000
-#: Step by which all records are there: late, so that there are epochs after many restarts.
-_LAST_STEPS = (400, 1500, 2800)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +38,15 @@ class Modelled:
         What it emits.
     late
         How many of its records are late.
+    merged
+        How many of the others are of rows that were there before, or make one row of several.
     """
 
     rows: Groups
     emitted: Groups
     watermark_ms: int
     late: int
+    merged: int = 0
 
 
 class TimedStream(Stream):
@@ -57,9 +58,14 @@ class TimedStream(Stream):
         Seconds that the watermark is behind the newest record.
     is_sealed
         Whether results come when an epoch is sealed, and not before.
+    emits
+        Of others, how it is noted that they come.
     """
 
     is_sealed = True
+    emits = "emitted_by_windows"
+    #: Step by which all records are there: late, so that there are epochs after many restarts.
+    _last_steps = (400, 1500, 2800)
 
     def __init__(self, rng: random.Random, decided: Callable[[], Mapping[int, Offsets]]) -> None:
         super().__init__(rng, decided)
@@ -68,7 +74,7 @@ class TimedStream(Stream):
         bits: dict[str, list[int]] = {}
         for name in sorted({record.name for records in self.source for record in records}):
             bits[name] = rng.sample(range(62), 62)
-        slower = rng.choice(_LAST_STEPS) / max(1, *(record.at for records in self.source for record in records))
+        slower = rng.choice(self._last_steps) / max(1, *(record.at for records in self.source for record in records))
         self.source = [self._timed(rng, records, bits, slower) for records in self.source]
         self.schema = self._draw_schema(rng)
         self._schemas = [self.schema]
@@ -133,9 +139,10 @@ class TimedStream(Stream):
         """Return what an epoch that counts emits."""
         return self._model(epoch + 1).emitted
 
-    def late_in(self, epoch: int) -> int:
-        """Return how many records of an epoch that counts are late."""
-        return self._model(epoch + 1).late
+    def happened_in(self, epoch: int) -> dict[str, int]:
+        """Return how often something happened in an epoch that counts, by what it is."""
+        model = self._model(epoch + 1)
+        return {"late": model.late, "emitted_at_seal" if self.is_sealed else self.emits: len(model.emitted)}
 
     def _model(self, version: int) -> Modelled:
         decided = self.decided()
@@ -151,7 +158,8 @@ class TimedStream(Stream):
             closed = {key: row for key, row in applied.items() if key[0] * 1000 <= watermark_ms}  # type: ignore[operator]
             rows = {key: row for key, row in applied.items() if key not in closed}
             emitted = self._emitted(before.rows, applied, closed)
-            self._modelled.append(Modelled(rows, emitted, watermark_ms, len(records) - len(on_time)))
+            merged = len(before.rows) + len(on_time) - len(applied)
+            self._modelled.append(Modelled(rows, emitted, watermark_ms, len(records) - len(on_time), merged))
         return self._modelled[version]
 
     def _records(self, begin: Offsets, end: Offsets) -> Iterator[Record]:
@@ -238,3 +246,15 @@ def check_same(subject: str, actual: Mapping[Any, Any], expected: Mapping[Any, A
     ]
     if lines:
         raise Violation("\n".join([f"{subject} differ from the model's", *lines]))
+
+
+def seconds(table: pa.Table, column: str) -> list[int]:
+    """Return a column of times, in seconds since the epoch."""
+    return [time // _SECOND_US for time in table.column(column).cast(pa.int64()).to_pylist()]
+
+
+def unique(keys: Sequence[Any], rows: Sequence[Any]) -> dict[Any, Any]:
+    """Return rows by their keys, none of which is there twice."""
+    if len(set(keys)) < len(keys):
+        raise Violation(f"a row is there twice: {sorted(keys)}")
+    return dict(zip(keys, rows, strict=True))

@@ -6,55 +6,41 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.schema import Field, StateSchema
-from coordinator.storage.protocol import ObjectStore
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
-from store_actors.serving.operator_shards import OperatorShards
-from store_actors.serving.partitions import Partitions
-from tests.simulation.event_time import TimedStream, changed, check_same
+from tests.simulation.event_time import changed, seconds, unique
 from tests.simulation.scheduler import Violation
+from tests.simulation.state_rows import RowStream
 from tests.simulation.streaming import Record
-from tests.simulation.workload import Entry, Groups, Key, Read
-from tests.stored_shards import stored_rows
+from tests.simulation.workload import Groups, Key
 
-_SECOND_US = 1_000_000
 _END, _NAME, _MARK = Field("end", "timestamp"), Field("name", "string"), Field("mark", "int64")
 
 
-class HeldStream(TimedStream):
+class HeldStream(RowStream):
     """The rows that come first in each partition of a held operator, by their order."""
 
     #: How many rows of a partition are kept.
     _n = 1
 
     def _partition_of(self, key: tuple[Any, ...]) -> Key:
-        """Return the partition of a row."""
         return key[0], key[1]
 
-    def key_of(self, record: Record) -> Key:
-        return self._partition_of((self.end_of(record), record.name))
-
     def results_of(self, table: pa.Table) -> Groups:
-        ends = [end // _SECOND_US for end in table.column("end").cast(pa.int64()).to_pylist()]
         names, marks = table.column("name").to_pylist(), table.column("mark").to_pylist()
         has_ranks = RANK_COLUMN in table.column_names
         ranks = table.column(RANK_COLUMN).to_pylist() if has_ranks else [1] * len(names)
-        keys = list(zip(ends, names, marks, strict=True))
-        if len(set(keys)) < len(keys):
-            raise Violation(f"a row is there twice: {sorted(keys)}")
-        return dict(zip(keys, ranks, strict=True))
+        return unique(list(zip(seconds(table, "end"), names, marks, strict=True)), ranks)
+
+    def rows_of(self, table: pa.Table) -> Groups:
+        return self.results_of(table)
 
     # -- the model ----------------------------------------------------------------------------------------------------
-
-    def _own(self, groups: Groups, partition: int) -> Groups:
-        shard, num_shards = self._partitions[partition]
-        return {key: rank for key, rank in groups.items() if self._shard(self._partition_of(key), num_shards) == shard}
 
     def _applied(self, before: Groups, records: Sequence[Record]) -> Groups:
         rows: defaultdict[Key, list[tuple[Any, ...]]] = defaultdict(list)
@@ -72,44 +58,9 @@ class HeldStream(TimedStream):
         if key not in known or not 1 <= row <= self._n:
             raise Violation(f"a row is emitted that never was, or has no place: {key} as number {row}")
 
-    # -- audits -------------------------------------------------------------------------------------------------------
-
-    def check_version(
-        self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
-    ) -> None:
-        """As of :class:`~tests.simulation.event_time.TimedStream`, with the rows of this operator."""
-        self._check_watermark(f"version {version} as leased", version, grant.watermarks.input_ms)
-        store_id = grant.lease.store_id
-        rows = stored_rows(OperatorShards(Partitions(objects, coordinator)), store_id, version, self.schema)
-        subject = f"version {version} of shard {store_id.partition_id} as loaded"
-        check_same(subject, self.results_of(rows), self.rows_at(version, store_id.partition_id))
-
-    def check_snapshot(self, snapshot: Entry, read: Read) -> None:
-        if self._counts(snapshot):
-            expected = self.rows_at(snapshot["version"], snapshot["partition_id"])
-            check_same(f"snapshot {snapshot['file']}", self.results_of(read(snapshot)), expected)
-
-    def check_history(
-        self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
-    ) -> None:
-        """As of :class:`~tests.simulation.event_time.TimedStream`, with the rows of this operator."""
-        entries = self._check_commits(shard, chains)
-        rows = dict(self.rows_at(entries[0]["base_version"], shard)) if entries else {}
-        for entry in entries:
-            delta = read(entry)
-            kinds = delta.column("__change").to_pylist()
-            for (key, rank), kind in zip(self.results_of(delta).items(), kinds, strict=True):
-                # A single row takes the place of the one before.
-                gone = [key] if self._n > 1 else [row for row in rows if self._is_beside(row, key)]
-                for row in gone:
-                    rows.pop(row, None)
-                if kind == 0:
-                    rows[key] = rank
-            subject = f"version {entry['version']} of shard {shard} by its deltas"
-            check_same(subject, rows, self.rows_at(entry["version"], shard))
-
-    def _is_beside(self, row: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-        return self._partition_of(row) == self._partition_of(other)
+    def _replaced(self, rows: Groups, key: tuple[Any, ...]) -> Iterable[tuple[Any, ...]]:
+        # A single row takes the place of the one before.
+        return [key] if self._n > 1 else [row for row in rows if self._partition_of(row) == self._partition_of(key)]
 
 
 class TopStream(HeldStream):

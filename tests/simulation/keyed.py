@@ -138,14 +138,8 @@ class KeyedWorkload:
     def check_version(
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
     ) -> None:
-        stores, shard = KeyedStores(Partitions(objects, coordinator, StoreMetrics())), grant.lease.store_id.partition_id
-        task = TaskIdentity(grant.lease.store_id.state_name, "", "", version, shard, 0, "auditor")
-        session, _ = stores.open_read(OpenRequest(task, grant.lease, version, _SPECS))
-
-        def ask(method: str, *args: Any) -> Any:
-            return getattr(stores, method.removeprefix("session_"))(session, *args)
-
-        handle = ReadStateStore(ask, grant.lease.store_id, version)
+        shard = grant.lease.store_id.partition_id
+        handle = read_version(objects, coordinator, grant, version, _SPECS)
         by_store = {store: _read_all(handle.store(store)) for store in self.stores}
         self._compare(f"version {version} as loaded", shard, version, by_store)
 
@@ -183,6 +177,20 @@ class KeyedWorkload:
 Workload = AggregationWorkload | KeyedWorkload
 
 
+def read_version(
+    objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, specs: tuple[StoreSpec, ...]
+) -> ReadStateStore:
+    """Return a version of a shard's keyed stores as a newcomer reads them, with the project's own code."""
+    stores, store_id = KeyedStores(Partitions(objects, coordinator, StoreMetrics())), grant.lease.store_id
+    task = TaskIdentity(store_id.state_name, "", "", version, store_id.partition_id, 0, "auditor")
+    session, _ = stores.open_read(OpenRequest(task, grant.lease, version, specs))
+
+    def ask(method: str, *args: Any) -> Any:
+        return getattr(stores, method.removeprefix("session_"))(session, *args)
+
+    return ReadStateStore(ask, store_id, version)
+
+
 @contextmanager
 def _findings_first() -> Iterator[None]:
     """Leaving a handle may fail, too: that must not hide a violation."""
@@ -199,7 +207,7 @@ def _findings_first() -> Iterator[None]:
 
 def _worker(client: FleetClient) -> WorkerClient:
     """Return the stores as a Python worker of Spark's has them, by the messages of its connection."""
-    calls = WorkerCalls(client, lambda grant: True, lambda error: None)
+    calls = WorkerCalls(client, lambda tasks, metadata: [], lambda grant: True, lambda error: None)
 
     def call(method: str, *arguments: Any) -> Any:
         return decoded_answer(method, answered(calls, encoded_call(method, arguments)))

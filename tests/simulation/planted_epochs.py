@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+import pyarrow as pa
 from msgspec import structs
 
 from coordinator.ledger.history import StateHistory
@@ -13,11 +14,15 @@ from coordinator.ledger.records import BatchFinished
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.leases import Lease
 from coordinator.model.watermarks import Watermarks
+from spark_jobs.functions.user_program import UserTask
+from store_actors.client.state_store import StateStore
 from store_actors.engine.versions import VersionedTable
 from store_actors.epochs import shard as epoch_shard
 from store_actors.epochs.barrier import Barrier, Marker
 from store_actors.epochs.folding import HeldRows
+from store_actors.epochs.functions import FunctionShard, FunctionWorker
 from store_actors.epochs.shard import EpochShard, Piece, RunTask
+from store_actors.operators.deduplicate import DeduplicateShard
 from store_actors.serving.operator_shards import write_of
 from tests.simulation.continuous import EpochRun
 from tests.simulation.epoch_connections import Connection, SentPiece
@@ -31,6 +36,9 @@ CALM: Mapping[str, bool] = {"harsh": False}
 DRIVERS = {"drivers": True}
 WINDOWS = {"windows": True}
 HELD = {"held": True}
+DUPLICATES = {"duplicates": True}
+SESSIONS = {"sessions": True}
+FUNCTIONS = {"functions": True}
 
 #: What a task that is ahead sent, once it is used.
 _NOTHING: list[Any] = []
@@ -185,6 +193,36 @@ def _rows_beyond_the_bound_forgotten(fold: Original, shard: EpochShard, piece: P
         shard._folding._pieces.pop()  # type: ignore[attr-defined]
 
 
+def _first_rows_not_undone(fold: Original, shard: DeduplicateShard, rows: Any) -> Any:
+    first = fold(shard, rows)
+    shard.pending().parts.pop()
+    return first
+
+
+def _rows_held_before_forgotten(fold: Original, held: HeldRows, rows: Any) -> None:
+    held._pieces.clear()
+    fold(held, rows)
+
+
+def _before_the_end(relay: Original, shard: FunctionShard, *more: Any) -> None:
+    relay(shard, *sorted(more, key=lambda one: isinstance(one, tuple)))
+
+
+def _what_came_before_the_worker_lost(attach: Original, shard: FunctionShard, worker: FunctionWorker) -> None:
+    shard._waiting.clear()
+    attach(shard, worker)
+
+
+def _timed_out_an_epoch_late(end_epoch: Original, shard: FunctionShard, epoch: int, results: Any) -> None:
+    late, vars(shard)["late"] = vars(shard).get("late", pa.table({})), results
+    end_epoch(shard, epoch, late)
+
+
+def _last_writes_not_sealed(seal: Original, store: StateStore, facts: Any) -> None:
+    store._session._writes.clear()
+    seal(store, facts)
+
+
 EPOCH_BUGS: dict[str, Bug] = {
     "a task that is ahead is not held back": Bug(Barrier, "take", _nothing_held_back, CALM),
     "an epoch is sealed before its last task has ended it": Bug(Barrier, "mark", _one_marker_not_waited_for, CALM),
@@ -204,7 +242,7 @@ EPOCH_BUGS: dict[str, Bug] = {
         Checkpoint, "ends_with", lambda _, checkpoint, epoch, end: epoch in checkpoint.ends, HARSH
     ),
     "a run begins where an epoch ended that does not count": Bug(
-        EpochRun, "_begins_elsewhere", lambda _, run, end: False, DRIVERS
+        EpochRun, "_begins_elsewhere", lambda _, run, end: False, DRIVERS, first=35
     ),
     "epochs begin two ahead of Spark's log": Bug(
         EpochRun, "_may_begin", lambda _, run: run._newest >= run._open - 2, CALM, first=10
@@ -217,7 +255,7 @@ EPOCH_BUGS: dict[str, Bug] = {
         StateLedger, "check_not_counted", lambda _, ledger, task: None, DRIVERS
     ),
     "another run's commits are taken for this one's": Bug(StateHistory, "batch_result", _any_run, HARSH, first=210),
-    "replaced runs may commit": Bug(StateLedger, "decide_commits", owners_not_fenced, HARSH),
+    "replaced runs may commit": Bug(StateLedger, "decide_commits", owners_not_fenced, HARSH, first=59),
     "the watermark is that of one task": Bug(Barrier, "next_epoch", _watermark_of_one_task, WINDOWS),
     "the watermark waits for tasks without rows": Bug(Barrier, "next_epoch", _watermark_of_the_last_task, WINDOWS),
     "rows are late by the watermark of the version before the last": Bug(
@@ -238,6 +276,23 @@ EPOCH_BUGS: dict[str, Bug] = {
         EpochShard, "_fold", _rows_beyond_the_bound_forgotten, HELD
     ),
     "held rows are taken in the next epoch, too": Bug(HeldRows, "abort", lambda _, held: None, HELD),
+    "keys stay known of an epoch that does not count": Bug(
+        DeduplicateShard, "_fold", _first_rows_not_undone, DUPLICATES
+    ),
+    "a session is merged without the rows that were held": Bug(HeldRows, "fold", _rows_held_before_forgotten, SESSIONS),
+    "a function gets rows of the next epoch before the end of its own": Bug(
+        FunctionShard, "_relay", _before_the_end, FUNCTIONS
+    ),
+    "what was sent before a function's worker was there is lost": Bug(
+        FunctionShard, "attach", _what_came_before_the_worker_lost, FUNCTIONS
+    ),
+    "the results of groups that timed out leave in the next epoch": Bug(
+        FunctionShard, "end_epoch", _timed_out_an_epoch_late, FUNCTIONS
+    ),
+    "a version is sealed without the last writes of its worker": Bug(
+        StateStore, "seal", _last_writes_not_sealed, FUNCTIONS
+    ),
+    "a function gets rows that are late": Bug(UserTask, "on_time", lambda _, task, rows, late_ms: rows, FUNCTIONS),
 }
 #: Bugs that are only one together with another.
 EPOCH_WITH = {

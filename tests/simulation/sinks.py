@@ -122,3 +122,57 @@ class SealedSink(TimedSink):
         """Check that the run by which an epoch counts has emitted what it should in it, and nothing else."""
         emitted, expected = self._results[self._decided_by()[epoch], epoch], self._stream.emitted_in(epoch)
         check_same(f"the results of epoch {epoch}", emitted, expected)
+
+
+class FirstSink(TimedSink):
+    """First rows, which come as they are found: each once in a run, and none of a key that was known."""
+
+    def __init__(self, stream: TimedStream, decided_by: Callable[[], Mapping[int, str]]) -> None:
+        super().__init__(stream, decided_by)
+        self._results: defaultdict[str, Groups] = defaultdict(dict)
+        self._keys: defaultdict[tuple[str, int], set[Key]] = defaultdict(set)
+
+    def _take(self, run: str, epoch: int, key: Key, row: Any) -> None:
+        if key in self._results[run]:
+            raise Violation(f"a run emits {key} twice: {self._results[run][key]} and {row}")
+        self._results[run][key] = row
+        self._keys[run, epoch].add(key)
+
+    def check_epoch(self, epoch: int) -> None:
+        """Check that a row was emitted of each key that an epoch made known, and, in the epoch before, of no key but its own."""
+        run, expected = self._decided_by()[epoch], self._stream.emitted_in(epoch)
+        for key, marks in expected.items():
+            mark: Any = self._results[run].get(key)
+            if mark not in marks:
+                raise Violation(f"epoch {epoch} counts, and emits {key} as {mark}, not of {marks}")
+        if self._decided_by().get(epoch - 1) == run:
+            # A task may get some rows of the next epoch before it is in that one itself.
+            others = self._keys[run, epoch - 1] - self._stream.emitted_in(epoch - 1).keys() - expected.keys()
+            if others:
+                raise Violation(f"epoch {epoch - 1} emits rows of keys that were known: {others}")
+
+
+class CalledSink(UpdatedSink):
+    """Results of calls of a function: those of rows as they come, and those of groups that time out once, in their epoch."""
+
+    def __init__(self, stream: TimedStream, decided_by: Callable[[], Mapping[int, str]]) -> None:
+        super().__init__(stream, decided_by)
+        self._last: defaultdict[tuple[str, int], Groups] = defaultdict(dict)
+
+    def _take(self, run: str, epoch: int, key: Key, row: Any) -> None:
+        super()._take(run, epoch, key, row)
+        if _is_last(key):
+            if len(self._results[run, key]) > 1:
+                raise Violation(f"a group times out twice in a run: {key}")
+            self._last[run, epoch][key] = row
+
+    def check_epoch(self, epoch: int) -> None:
+        """As of others; and that just those groups have timed out that should have."""
+        super().check_epoch(epoch)
+        expected = {key: row for key, row in self._stream.emitted_in(epoch).items() if _is_last(key)}
+        check_same(f"what timed out in epoch {epoch}", self._last[self._decided_by()[epoch], epoch], expected)
+
+
+def _is_last(key: Any) -> bool:
+    """Return whether a result is of a group that has timed out."""
+    return bool(key[2])

@@ -187,6 +187,9 @@ class SimulatedObjects:
 
 
 def _short(path: str) -> str:
+    if path.startswith("_probe/"):
+        # What follows is no seed's.
+        return "probe"
     folder, _, name = path.rpartition("/")
     head, dash, tail = name.partition("-")
     return f"{folder.partition('/')[2]}/{head.lstrip('0') or '0'}{dash}{tail[:4]}"

@@ -83,12 +83,16 @@ class Stream(RescaledWorkload):
     ----------
     decided
         Returns the ends of the epochs that count.
+    is_called
+        Whether a function of the user is called for its rows, in Python workers.
     source
         The records of each partition.
     """
 
     forms = 1
     together = True
+    is_called = False
+    _most_records = 25
     #: There is no last epoch: a query goes on for as long as there are records.
     batches = sys.maxsize
 
@@ -104,12 +108,12 @@ class Stream(RescaledWorkload):
         bits: defaultdict[str, int] = defaultdict(int)
         self.source = [self._draw_partition(rng, bits) for _ in range(rng.choice((1, 2, 2, 3)))]
 
-    @staticmethod
-    def _draw_partition(rng: random.Random, bits: dict[str, int]) -> list[Record]:
+    @classmethod
+    def _draw_partition(cls, rng: random.Random, bits: dict[str, int]) -> list[Record]:
         """Draw records that come one after the other, often several at once, and after breaks."""
         records: list[Record] = []
         at, pause = 0, rng.choice((20, 60, 400))
-        for _ in range(rng.randint(4, 25)):
+        for _ in range(rng.randint(4, cls._most_records)):
             at += rng.choice((0, 0, 1)) * rng.randrange(pause)
             name = rng.choice(_KEYS)
             records.append(Record(name, 1 << bits[name], at))

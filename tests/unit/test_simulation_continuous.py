@@ -30,6 +30,9 @@ def test_every_epoch_counts_each_row_once_and_its_results_are_emitted_before() -
         "tasks_run_again", "zombie"
     }  # fmt: skip
     assert faults["task_lost"] > 100
+    of_operators = {"duplicate", "emitted_first", "session_merged", "emitted_by_calls", "timed_out"}
+    of_workers = {"called", "called_beside_commit", "connection_lost", "kill.worker", "zombie.worker"}
+    assert faults.keys() >= of_operators | of_workers
 
 
 @pytest.mark.parametrize("bug", EPOCH_BUGS)
