@@ -212,18 +212,21 @@ class LiveFleet:
         InvalidRequestError
             The query is not valid, or names a table that is not a state, with DuckDB's message; or the consistency is unknown.
         """
-        if consistency not in _OF_ONE_VERSION:
-            raise InvalidRequestError(
-                f"SQL reads a version that all shards have: its consistency is {' or '.join(_OF_ONE_VERSION)}",
-                consistency=consistency,
-            )
+        _check_of_one_version(consistency)
+        return answer(query, partial(self.table, consistency=consistency))
 
-        def state_of(table: str) -> LiveState:
-            # Names of states may contain dots, too.
-            is_state = "." not in table or table in self.states()
-            return self.state(*([table] if is_state else table.split(".", 1)), consistency=consistency)
+    def table(self, name: str, *, consistency: str = "finished") -> LiveState:
+        """Return the state, or the part of one, that a table of :meth:`sql` stands for.
 
-        return answer(query, state_of)
+        Raises
+        ------
+        InvalidRequestError
+            The name is not a valid name of a state, or the consistency is unknown.
+        """
+        _check_of_one_version(consistency)
+        # Names of states may contain dots, too.
+        is_state = "." not in name or name in self.states()
+        return self.state(*([name] if is_state else name.split(".", 1)), consistency=consistency)
 
     def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
         """Delete a state while the fleet runs: its name, its memory and its files are free again.
@@ -254,6 +257,14 @@ class LiveFleet:
                 state=name,
             )
         return self._coordinator.drop(name, dry_run=dry_run, is_over=is_over)
+
+
+def _check_of_one_version(consistency: str) -> None:
+    if consistency not in _OF_ONE_VERSION:
+        raise InvalidRequestError(
+            f"SQL reads a version that all shards have: its consistency is {' or '.join(_OF_ONE_VERSION)}",
+            consistency=consistency,
+        )
 
 
 def _metadata_of(view: ReadView) -> Iterator[dict[str, Any]]:

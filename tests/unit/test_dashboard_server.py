@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.model.errors import InvalidRequestError, StoreUnavailableError
 from statefleet.dashboard import server as server_module
-from statefleet.dashboard.access import Access, is_loopback
+from statefleet.dashboard.access import Access
 from statefleet.dashboard.options import DashboardOptions
 from statefleet.reads.fleet import LiveFleet
 from tests.fed_fleet import FedFleet
