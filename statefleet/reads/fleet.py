@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -29,6 +29,9 @@ from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
 from store_actors.operators.operator_names import operator_name
 from store_actors.operators.view_columns import ViewColumns
+
+if TYPE_CHECKING:
+    from statefleet.sql_server.server import Limits, ServedSql
 
 log = logging.getLogger(__name__)
 
@@ -227,6 +230,52 @@ class LiveFleet:
         # Names of states may contain dots, too.
         is_state = "." not in name or name in self.states()
         return self.state(*([name] if is_state else name.split(".", 1)), consistency=consistency)
+
+    def serve_sql(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 5433,
+        token: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        limits: Limits | None = None,
+    ) -> ServedSql:
+        """Serve the states to clients of PostgreSQL (psql, JDBC, SQLAlchemy, Grafana, ..), from a thread of this process.
+
+        Parameters
+        ----------
+        host, port
+            Where to listen. Beyond the loopback a token and TLS are needed.
+        token
+            Password of every user, of 16 characters or more; by default ``STATEFLEET_SQL_TOKEN`` of the environment. Without one, every
+            user of this machine is let in.
+        tls_cert, tls_key
+            PEM files of the certificate and its key: then all connections are encrypted.
+        limits
+            Rows and seconds of a statement, number of connections, and so on.
+
+        Returns
+        -------
+        ServedSql
+            It has the ``url``, and ends with ``close()`` or as a context.
+
+        Raises
+        ------
+        InvalidRequestError
+            The token is too short; or it or TLS is missing; or the files are no certificate and key.
+        SetupError
+            Nothing can be served there, or DuckDB is not installed.
+
+        Examples
+        --------
+        >>> with fleet.serve_sql(port=0) as served:  # doctest: +SKIP
+        ...     psycopg.connect(served.url, user="reader")
+        """
+        # Imported here: nobody else needs a server.
+        from statefleet.sql_server.server import serve
+
+        return serve(self, host=host, port=port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits)
 
     def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
         """Delete a state while the fleet runs: its name, its memory and its files are free again.

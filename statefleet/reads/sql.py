@@ -32,6 +32,8 @@ _SCHEMAS = ("public", "main")
 _OF_VERSION = re.compile(r"\s+AS\s+OF\s+VERSION\s+(\d{1,18})\s*;?\s*\Z", re.IGNORECASE)
 
 StateOf = Callable[[str], LiveState]
+#: Values of a query's parameters; made of their types, where these are known.
+ValuesOf = Callable[[Sequence[pa.DataType | None]], Sequence[Any]]
 
 
 def answer(query: str, state_of: StateOf) -> pa.Table:
@@ -108,7 +110,7 @@ class RunningQuery:
 def running(
     query: str,
     state_of: StateOf,
-    parameters: Sequence[Any] = (),
+    values_of: ValuesOf | None = None,
     *,
     settings: Mapping[str, str] | None = None,
     cancellation: Cancellation | None = None,
@@ -117,8 +119,8 @@ def running(
 
     Parameters
     ----------
-    parameters
-        Values of ``$1`` and so on.
+    values_of
+        Returns the values of ``$1`` and so on.
     settings
         Further settings of DuckDB's.
 
@@ -131,11 +133,13 @@ def running(
     with isolated_database(settings or {}) as database, cancellation.watching(database), explained(query):
         cancellation.check()
         asked = _asked(database, query)
-        if len(parameters) != asked.parameters:
-            raise InvalidRequestError(
-                "a query is given a value for each of its parameters", parameters=asked.parameters, values=len(parameters)
-            )
         states_then = _states_then(asked, state_of)
+        types = _parameter_types(asked, {name: state.schema for name, state in states_then.items()})
+        parameters = [] if values_of is None else list(values_of(types))
+        if len(parameters) != len(types):
+            raise InvalidRequestError(
+                "a query is given a value for each of its parameters", parameters=len(types), values=len(parameters)
+            )
         columns = (
             # DESCRIBE and the like read no column of a table, and return all names.
             {name: state.schema.names for name, state in states_then.items()}
@@ -256,7 +260,13 @@ _CAST_TYPES = MappingProxyType(
     | dict.fromkeys(("double", "float8"), pa.float64())
     | dict.fromkeys(("varchar", "text", "bpchar"), pa.string())
     | dict.fromkeys(("timestamptz", "timestamp with time zone"), pa.timestamp("us", "UTC"))
-    | {"oid": pa.uint32(), "date": pa.date32(), "timestamp": pa.timestamp("us"), "bytea": pa.binary(), "blob": pa.binary()}
+    | {
+        "oid": pa.uint32(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us"),
+        "bytea": pa.binary(),
+        "blob": pa.binary(),
+    }
 )
 
 
@@ -268,22 +278,42 @@ def _parameter_types(asked: _Asked, schemas: Mapping[str, pa.Schema]) -> list[pa
         for column in schema:
             of_columns.setdefault(column.name.lower(), set()).add(column.type)
 
-    def note(node: Any, of: pa.DataType | None) -> None:
-        if isinstance(node, dict) and node.get("class") == "PARAMETER" and of is not None:
-            types[int(node["identifier"]) - 1] = of
+    def note(nodes: Sequence[Any], of: pa.DataType | None) -> None:
+        for node in nodes:
+            if isinstance(node, dict) and node.get("class") == "PARAMETER" and of is not None:
+                types[int(node["identifier"]) - 1] = of
 
     for node in _nodes(asked.tree):
-        if node.get("class") == "COMPARISON":
-            for column, other in ((node["left"], node["right"]), (node["right"], node["left"])):
-                if column["class"] == "COLUMN_REF":
-                    of = of_columns.get(column["column_names"][-1].lower(), set())
-                    note(other, next(iter(of)) if len(of) == 1 else None)
-        elif node.get("class") == "CAST":
-            note(node["child"], _cast_type(node["type_expr"]))
+        of = _compared_type(node, of_columns)
+        if node.get("class") == "CAST":
+            note([node["child"]], _cast_type(node["type_expr"]))
         elif node.get("type") == "LIMIT_MODIFIER":
-            note(node["limit"], pa.int64())
-            note(node["offset"], pa.int64())
+            note([node["limit"], node["offset"]], pa.int64())
+        elif node.get("subquery_type") == "ANY" and of is not None:
+            # ``= ANY($1)``
+            for function in _nodes(node["subquery"]):
+                if function.get("function_name") == "unnest":
+                    note([argument["expression"] for argument in function["arguments"]], pa.list_(of))
+        elif of is not None:
+            note(_compared(node), of)
     return types
+
+
+def _compared(node: Mapping[str, Any]) -> list[Any]:
+    """Return what a node of a parse tree compares with each other."""
+    if node.get("type") in ("COMPARE_IN", "COMPARE_NOT_IN"):
+        return list(node["children"])
+    names = ("left", "right") if node.get("class") == "COMPARISON" else ("input", "lower", "upper", "child")
+    return [node[name] for name in names if isinstance(node.get(name), dict)]
+
+
+def _compared_type(node: Mapping[str, Any], of_columns: Mapping[str, set[pa.DataType]]) -> pa.DataType | None:
+    """Return the type of the column that a node compares others with; None if there is none, or several columns have its name."""
+    if node.get("class") not in ("COMPARISON", "BETWEEN", "SUBQUERY", "OPERATOR"):
+        return None
+    columns = [each for each in _compared(node) if each.get("class") == "COLUMN_REF"]
+    of = of_columns.get(columns[0]["column_names"][-1].lower(), set()) if columns else set()
+    return next(iter(of)) if len(of) == 1 else None
 
 
 def _cast_type(described: Mapping[str, Any]) -> pa.DataType | None:
@@ -312,9 +342,7 @@ def tables_of(database: Any, query: str) -> tuple[set[tuple[str, str]], list[pa.
     return tables, _parameter_types(_Asked(query, tree), {})
 
 
-def run_in(
-    database: Any, query: str, text: str, parameters: Sequence[Any], cancellation: Cancellation
-) -> RunningQuery:
+def run_in(database: Any, query: str, text: str, parameters: Sequence[Any], cancellation: Cancellation) -> RunningQuery:
     """Run a query in a database that has its tables.
 
     Parameters

@@ -1,13 +1,10 @@
-"""The conversation with one client: who it is, its statements one after the other, and their answers."""
+"""The conversation with one client: its statements one after the other, and their answers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import ssl
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +12,9 @@ import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from statefleet.sql_server import messages, statements
+from statefleet.sql_server.connection import Connection, Refusal
 from statefleet.sql_server.look_ups import KeyPlan, encoders
-from statefleet.sql_server.messages import Bind, Column, Inbox, ProtocolError, Reader
+from statefleet.sql_server.messages import Bind, Column, ProtocolError, Reader
 from statefleet.sql_server.queries import EndedError, Execution, TooMuchError
 from statefleet.sql_server.values import TEXT, PgType, parameter, type_of
 
@@ -29,14 +27,6 @@ log = logging.getLogger(__name__)
 _STATEMENTS, _PORTALS, _CHARACTERS = 1000, 100, 8 << 20
 #: Bytes of an answer that are sent while more of it is made.
 _SENT_BYTES = 64 << 10
-
-
-class Refusal(Exception):
-    """What a client is told, with its SQLSTATE."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 @dataclass(slots=True)
@@ -74,207 +64,34 @@ class _Portal:
     """
 
     prepared: _Prepared
-    values: list[Any]
-    formats: list[int]
+    bind: Bind
     plan: KeyPlan | None = None
     execution: Execution | None = None
     found: list[dict[str, Any]] | None = None
     sent: int = 0
 
+    def values(self, known: Sequence[PgType]) -> list[Any]:
+        """Return the values of the parameters, whose types are those that the client gave, or else these."""
+        given = zip(self.bind.formats, self.bind.values, strict=True)
+        return [parameter(self.prepared.oid(index, known), *each) for index, each in enumerate(given)]
 
-class Conversation(asyncio.Protocol):
-    """A connection of a client. Its messages are answered in their order, by one task.
 
-    Parameters
-    ----------
-    number
-        By which the client names the connection when it cancels a statement.
-    """
+class Conversation(Connection):
+    """A connection whose messages are answered in their order, by one task."""
 
     def __init__(self, server: SqlServer, number: int) -> None:
-        self._server = server
-        self._inbox = Inbox(server.limits.message_bytes)
-        self._out: list[bytes] = []
-        self._out_bytes = 0
-        self._came = asyncio.Event()
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-        self._transport: Any = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_reading = True
-        self._is_closed = False
+        super().__init__(server, number)
+        #: ``I``, ``T`` in a transaction, ``E`` in one that failed.
         self._status = b"I"
         self._is_skipping = False
         self._prepared: dict[str, _Prepared] = {}
         self._portals: dict[str, _Portal] = {}
-        #: What runs now, and why it was ended.
-        self._running: Execution | asyncio.Future[Any] | None = None
-        self._ended_by = ""
-        self.number = number
-        self.secret = secrets.token_bytes(4)
-        self.is_known = False
 
-    # -- the connection, as asyncio calls it ------------------------------------------------------------------------
+    async def _ended(self) -> None:
+        for portal in list(self._portals.values()):
+            await self._end_portal(portal)
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        self._task = asyncio.get_running_loop().create_task(self._converse())
-
-    def data_received(self, data: bytes) -> None:
-        self._inbox.feed(data)
-        if len(self._inbox) > self._server.limits.message_bytes and self._is_reading:
-            # Whole messages wait already: more is read once they are answered.
-            self._is_reading = False
-            self._transport.pause_reading()
-        self._came.set()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._is_closed = True
-        self._came.set()
-        self._may_write.set()
-        self.end("the client is gone")
-
-    def pause_writing(self) -> None:
-        self._may_write.clear()
-
-    def resume_writing(self) -> None:
-        self._may_write.set()
-
-    def end(self, reason: str) -> None:
-        """End the statement that runs, if there is one."""
-        if self._running is not None:
-            self._ended_by = reason
-            self._running.cancel()
-
-    async def _awaited(self, running: Execution | asyncio.Future[Any], step: Any) -> Any:
-        """Return what comes of a step of what runs, which others may end meanwhile."""
-        self._running = running
-        try:
-            return await step
-        finally:
-            self._running = None
-
-    def close(self) -> None:
-        """End the conversation."""
-        if self._task is not None:
-            self._task.cancel()
-
-    # -- bytes ------------------------------------------------------------------------------------------------------
-
-    async def _more(self) -> None:
-        """Send what there is, and wait for more of the client."""
-        await self._flush()
-        self._came.clear()
-        if not self._is_reading:
-            self._is_reading = True
-            self._transport.resume_reading()
-        if self._is_closed:
-            raise ConnectionResetError
-        await self._came.wait()
-        if self._is_closed:
-            raise ConnectionResetError
-
-    def _send(self, *parts: bytes) -> None:
-        for part in parts:
-            self._out.append(part)
-            self._out_bytes += len(part)
-
-    async def _flush(self) -> None:
-        if self._out:
-            self._transport.write(b"".join(self._out))
-            self._out.clear()
-            self._out_bytes = 0
-        if not self._may_write.is_set():
-            await self._may_write.wait()
-        if self._is_closed:
-            raise ConnectionResetError
-
-    # -- the beginning ----------------------------------------------------------------------------------------------
-
-    async def _converse(self) -> None:
-        try:
-            async with asyncio.timeout(self._server.limits.login_s):
-                is_let_in = await self._begin()
-            if is_let_in:
-                self.is_known = True
-                while await self._next():
-                    pass
-        except ProtocolError as error:
-            self._refuse("08P01", f"{error}; the connection is closed")
-        except Refusal as refusal:
-            self._refuse(refusal.code, str(refusal))
-        except (OSError, TimeoutError, ssl.SSLError):
-            # The client is gone, or did not say who it is in time.
-            pass
-        except Exception:
-            log.exception("a connection has failed; the others go on")
-        finally:
-            for portal in list(self._portals.values()):
-                await asyncio.shield(self._end_portal(portal))
-            self._server.forget(self)
-            self._transport.close()
-
-    def _refuse(self, code: str, reason: str) -> None:
-        with suppress(OSError):
-            self._transport.write(b"".join([*self._out, messages.failure("FATAL", code, reason)]))
-
-    async def _first(self) -> tuple[int, Reader]:
-        while (first := self._inbox.first()) is None:
-            await self._more()
-        return first
-
-    async def _begin(self) -> bool:
-        """Return whether a client is let in; else it wanted a statement of another connection cancelled."""
-        code, fields = await self._first()
-        while code in (messages.TLS, messages.GSS):
-            context = self._server.tls if code == messages.TLS else None
-            if context is not None and len(self._inbox):
-                # What came in the open would be taken for what came encrypted.
-                raise ProtocolError("a client waits for the answer before it encrypts")
-            self._transport.write(b"N" if context is None else b"S")
-            if context is not None:
-                self._transport = await asyncio.get_running_loop().start_tls(
-                    self._transport, self, context, server_side=True, ssl_handshake_timeout=self._server.limits.login_s
-                )
-            code, fields = await self._first()
-        if code == messages.CANCEL:
-            self._server.cancel(fields.int32(), fields.data(4))
-            return False
-        if code >> 16 != messages.VERSION >> 16:
-            raise ProtocolError("this is no client of PostgreSQL's protocol, version 3")
-        given: dict[str, str] = {}
-        while (name := fields.text()) != "":
-            given[name] = fields.text()
-        options = [name for name in given if name.startswith("_pq_.")]
-        if code != messages.VERSION or options:
-            self._send(messages.negotiated(options))
-        await self._check_client()
-        settings = self._server.settings | {"session_authorization": given.get("user", "")}
-        settings["application_name"] = given.get("application_name", "")
-        self._send(
-            messages.authentication(0),
-            messages.parameters(settings),
-            messages.key_data(self.number, self.secret),
-            messages.ready(self._status),
-        )
-        return True
-
-    async def _check_client(self) -> None:
-        if self._server.tls is not None and self._transport.get_extra_info("ssl_object") is None:
-            raise Refusal("28000", "connections here are encrypted; connect with sslmode=require or stricter")
-        if self._server.is_full():
-            raise Refusal("53300", "there are too many connections; close some, or start the server with more")
-        if self._server.access.needs_token:
-            self._send(messages.authentication(3))
-            while (answer := self._inbox.next()) is None:
-                await self._more()
-            if answer[0] != b"p" or not self._server.access.lets_in(Reader(answer[1]).text()):
-                raise Refusal("28P01", "the password is not the server's token")
-
-    # -- statements -------------------------------------------------------------------------------------------------
+    # -- messages ---------------------------------------------------------------------------------------------------
 
     async def _next(self) -> bool:
         """Answer the next message; return whether there may be another one."""
@@ -315,7 +132,7 @@ class Conversation(asyncio.Protocol):
             if not self._ended_by:
                 raise
             self._fail(Refusal("57014", self._ended_by))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the client is told, and the log has what is not the client's
             self._fail(Refusal("57014", self._ended_by) if self._ended_by else error)
         else:
             return True
@@ -345,7 +162,7 @@ class Conversation(asyncio.Protocol):
         if not each:
             self._send(messages.EMPTY_QUERY)
         for statement in each:
-            portal = _Portal(self._understood(statement, []), [], [])
+            portal = _Portal(self._understood(statement, []), Bind("", "", [], [], []))
             self._portals[""] = portal
             try:
                 columns = await self._begun(portal)
@@ -382,13 +199,7 @@ class Conversation(asyncio.Protocol):
             await self._end_portal(old)
         if len(self._portals) >= _PORTALS:
             raise Refusal("54000", "the connection has too many portals; close some")
-        plan = await self._plan(prepared)
-        known = () if plan is None else plan.parameters
-        oids = [prepared.oid(index, known) for index in range(len(bind.values))]
-        if plan is None and prepared.described is not None and len(prepared.described[0]) == len(oids):
-            oids = prepared.described[0]
-        values = [parameter(*given) for given in zip(oids, bind.formats, bind.values, strict=True)]
-        self._portals[bind.portal] = _Portal(prepared, values, bind.result_formats, plan)
+        self._portals[bind.portal] = _Portal(prepared, bind, await self._plan(prepared))
         self._send(messages.BIND_COMPLETE)
 
     async def _describe(self, body: bytes) -> None:
@@ -413,8 +224,7 @@ class Conversation(asyncio.Protocol):
             known, columns = list(plan.parameters), list(plan.columns)
         else:
             arrow, schema = await self._server.described(prepared.text)
-            known = [TEXT if of is None else type_of(of) for of in arrow]
-            columns = _columns(schema)
+            known, columns = _types(arrow), _columns(schema)
         prepared.described = [prepared.oid(index, known) for index in range(len(known))], columns
         return prepared.described
 
@@ -453,7 +263,8 @@ class Conversation(asyncio.Protocol):
     # -- running ----------------------------------------------------------------------------------------------------
 
     def _formats(self, portal: _Portal, columns: int) -> list[int]:
-        formats = portal.formats * columns if len(portal.formats) == 1 else portal.formats or [0] * columns
+        given = portal.bind.result_formats
+        formats = given * columns if len(given) == 1 else given or [0] * columns
         if len(formats) != columns:
             raise ProtocolError("each column of a result has a format")
         return formats
@@ -472,14 +283,16 @@ class Conversation(asyncio.Protocol):
         if portal.found is not None and portal.plan is not None:
             return list(portal.plan.columns)
         if portal.execution is None:
-            portal.execution = self._server.execution(prepared.text, portal.values)
+            portal.execution = self._server.execution(prepared.text, lambda types: portal.values(_types(types)))
             self._expire_after(portal.execution)
             await self._awaited(portal.execution, portal.execution.begin())
         columns = _columns(portal.execution.schema)
         if prepared.described is not None and [column.oid for column in columns] != [
             column.oid for column in prepared.described[1]
         ]:
-            raise Refusal("0A000", "the result has other types than before; cast the parameters: $1::bigint; or prepare it again")
+            raise Refusal(
+                "0A000", "the result has other types than before; cast the parameters: $1::bigint; or prepare it again"
+            )
         return columns
 
     def _expire_after(self, running: Execution | asyncio.Future[Any]) -> None:
@@ -501,7 +314,7 @@ class Conversation(asyncio.Protocol):
     async def _look_up(self, portal: _Portal, plan: KeyPlan) -> None:
         """Find the rows of a key; what is no value of a key's type is left to DuckDB."""
         try:
-            key = plan.key_of(portal.values)
+            key = plan.key_of(portal.values(plan.parameters))
         except (InvalidRequestError, pa.ArrowException, OverflowError, IndexError):
             return
         if any(value is None for value in key.values()):
@@ -556,9 +369,7 @@ class Conversation(asyncio.Protocol):
 
     def _obey(self, command: statements.Command) -> None:
         tag = command.tag
-        if tag == "BEGIN":
-            self._status = b"T"
-        elif tag == "ROLLBACK" and command.name == "to":
+        if tag == "BEGIN" or (tag == "ROLLBACK" and command.name == "to"):
             self._status = b"T"
         elif tag in ("COMMIT", "ROLLBACK"):
             tag = "ROLLBACK" if self._status == b"E" else tag
@@ -582,6 +393,10 @@ class Conversation(asyncio.Protocol):
         if portal.execution is not None:
             await portal.execution.close()
             portal.execution = None
+
+
+def _types(arrow: Sequence[pa.DataType | None]) -> list[PgType]:
+    return [TEXT if of is None else type_of(of) for of in arrow]
 
 
 def _columns(schema: pa.Schema) -> list[Column]:

@@ -72,7 +72,7 @@ class KeyPlan:
             look_up.limit,
         )
 
-    def key_of(self, parameters: Sequence[Any]) -> dict[str, Any] | None:
+    def key_of(self, parameters: Sequence[Any]) -> dict[str, Any]:
         """Return the key for some values of the parameters; a value is None if it is null, and then no row is equal to it.
 
         Raises
@@ -160,7 +160,7 @@ class LookUps:
 
     def _send(self, group: _Group, waiting: _Waiting) -> None:
         """Send the keys that wait, or end the call if there are none."""
-        sent = []
+        sent: list[tuple[Mapping[str, Any], asyncio.Future[FoundKey]]] = []
         while waiting.keys and len(sent) < _MOST_KEYS:
             key, answer = waiting.keys.popleft()
             if not answer.done():
@@ -181,7 +181,7 @@ class LookUps:
                 elif error is not None and len(sent) > 1:
                     # Each by itself, so that each has its own answer or error.
                     self._call(state, names, [key]).add_done_callback(partial(_pass_on, answer))
-                elif not answer.done():
+                elif error is not None and not answer.done():
                     answer.set_exception(error)
             self._send(group, waiting)
 

@@ -8,20 +8,20 @@ import os
 import secrets
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.extras import import_extra
 from coordinator.runtime.hosts import is_loopback
-from statefleet.reads.sql import Cancellation, RunningQuery, described, running
+from statefleet.reads.sql import Cancellation, RunningQuery, ValuesOf, described, running
 from statefleet.reads.state import LiveState
 from statefleet.sql_server.catalogue import Catalogue
 from statefleet.sql_server.conversation import Conversation
@@ -211,18 +211,18 @@ class SqlServer:
 
         return await asyncio.get_running_loop().run_in_executor(self._queries, describe)
 
-    def execution(self, text: str, values: Sequence[Any]) -> Execution:
+    def execution(self, text: str, values_of: ValuesOf) -> Execution:
         """Return a query that is to begin."""
 
         @contextmanager
         def opened(cancellation: Cancellation) -> Iterator[RunningQuery]:
             settings = {"memory_limit": self.limits.memory}
             if self._catalogue.may_answer(text):
-                with self._catalogue.running(text, values, settings=settings, cancellation=cancellation) as answer:
+                with self._catalogue.running(text, values_of, settings=settings, cancellation=cancellation) as answer:
                     if answer is not None:
                         yield answer[0]
                         return
-            with running(text, self._states.table, values, settings=settings, cancellation=cancellation) as query:
+            with running(text, self._states.table, values_of, settings=settings, cancellation=cancellation) as query:
                 yield query
 
         return Execution(self._queries, opened, self.limits.rows)
@@ -235,7 +235,9 @@ class SqlServer:
         """Return a setting as PostgreSQL has it."""
         known = {key.lower(): value for key, value in (_TOLD | _ASKED).items()}
         if name not in known:
-            raise InvalidRequestError("there is no such setting here; information_schema.tables has the states", setting=name)
+            raise InvalidRequestError(
+                "there is no such setting here; information_schema.tables has the states", setting=name
+            )
         return known[name]
 
 
@@ -305,8 +307,8 @@ def serve(
         raise InvalidRequestError("TLS needs two files: tls_cert and tls_key; nothing is served")
     if not is_loopback(host) and (token is None or tls_cert is None):
         raise InvalidRequestError(
-            f"beyond the loopback a server needs a token and TLS, since whoever reaches it reads all states; nothing is served; set {TOKEN}, "
-            "and give tls_cert and tls_key; or serve on 127.0.0.1, and forward the port (ssh -L)",
+            "beyond the loopback a server needs a token and TLS, since whoever reaches it reads all states; nothing is served; set "
+            f"{TOKEN}, and give tls_cert and tls_key; or serve on 127.0.0.1, and forward the port (ssh -L)",
             host=host,
         )
     context = None
@@ -316,6 +318,8 @@ def serve(
             context.load_cert_chain(tls_cert, tls_key)
         except (OSError, ssl.SSLError) as error:
             raise InvalidRequestError(
-                "the certificate and its key cannot be used; nothing is served; both are PEM files", cert=str(tls_cert), cause=error
+                "the certificate and its key cannot be used; nothing is served; both are PEM files",
+                cert=str(tls_cert),
+                cause=error,
             ) from error
     return ServedSql(SqlServer(states, Access(token), limits or Limits(), context), host, port)

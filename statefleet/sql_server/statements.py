@@ -45,13 +45,14 @@ _SETTING = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 #: Settings that clients make, and that change nothing here.
-_HARMLESS = frozenset(
-    """application_name client_encoding client_min_messages bytea_output datestyle default_transaction_isolation
-    default_transaction_read_only extra_float_digits idle_in_transaction_session_timeout intervalstyle jit lock_timeout names role
-    search_path session characteristics standard_conforming_strings statement_timeout timezone time_zone transaction""".split()
-)
+_HARMLESS = (
+    "application_name", "bytea_output", "characteristics", "client_encoding", "client_min_messages", "datestyle",
+    "default_transaction_isolation", "default_transaction_read_only", "extra_float_digits", "idle_in_transaction_session_timeout",
+    "intervalstyle", "jit", "lock_timeout", "names", "role", "search_path", "session", "standard_conforming_strings",
+    "statement_timeout", "timezone", "transaction",
+)  # fmt: skip
 #: Words with which a query begins.
-_QUERIES = frozenset("select with values from table describe summarize show".split())
+_QUERIES = ("select", "with", "values", "from", "table", "describe", "summarize", "show")
 #: Commands of a session that change nothing here, and their answer.
 _COMMANDS = MappingProxyType(
     {
@@ -172,8 +173,9 @@ def _unquoted(name: str) -> str:
 
 def _column(text: str, known: set[str]) -> str:
     """Return the name of a column, which may stand behind that of its table; empty if that is another one."""
-    *qualifiers, name = map(_unquoted, _EACH_NAME.findall(text))
-    return "" if qualifiers and (qualifiers[-1] not in known or qualifiers[:-1] not in ([], ["public"])) else name
+    names = [_unquoted(name) for name in _EACH_NAME.findall(text)]
+    is_known = len(names) == 1 or (names[-2] in known and names[:-2] in ([], ["public"]))
+    return names[-1] if is_known else ""
 
 
 def split(text: str) -> Iterator[str]:
@@ -216,7 +218,9 @@ def command_of(text: str) -> Command | None:
         return None
     if word == "set":
         setting = _SETTING.match(text[beginning.start("word") :])
-        name = "" if setting is None else "timezone" if setting["name"][:4].lower() == "time" else setting["name"].lower()
+        name = (
+            "" if setting is None else "timezone" if setting["name"][:4].lower() == "time" else setting["name"].lower()
+        )
         if name in _HARMLESS:
             return Command("SET", name)
     elif word in _COMMANDS:

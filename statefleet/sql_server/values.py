@@ -22,7 +22,8 @@ from statefleet.reads.json_values import plain
 
 Encoder = Callable[[Any], bytes]
 
-_EPOCH = dt.datetime(2000, 1, 1)
+# Of times without a zone, too.
+_EPOCH = dt.datetime(2000, 1, 1)  # noqa: DTZ001
 _EPOCH_DAY = dt.date(2000, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
 #: An element in the text of an array, in quotes or not.
@@ -40,7 +41,7 @@ def _number(layout: str) -> tuple[Encoder, Callable[[bytes], Any]]:
     return packed.pack, lambda data: packed.unpack(data)[0]
 
 
-def _float_text(value: float) -> bytes:
+def _float_text(value: float | np.float32) -> bytes:
     if math.isinf(value):
         return b"Infinity" if value > 0 else b"-Infinity"
     return b"NaN" if math.isnan(value) else str(value).encode()
@@ -107,7 +108,7 @@ def _numeric_from(data: bytes) -> decimal.Decimal:
     whole = sum(group * _BASE ** (count - 1 - at) for at, group in enumerate(groups))
     with decimal.localcontext(prec=1000):
         value = decimal.Decimal(whole).scaleb(4 * (weight + 1 - count))
-        return round(-value if sign else value, scale)
+        return (-value if sign else value).quantize(decimal.Decimal(1).scaleb(-scale))
 
 
 def _json(value: Any) -> bytes:
@@ -162,7 +163,9 @@ def _integer(oid: int, name: str, size: int, layout: str, array_oid: int) -> PgT
     return PgType(oid, name, size, lambda value: b"%d" % value, pack, unpack, int, array_oid)
 
 
-_NUMERIC = PgType(1700, "numeric", -1, lambda value: f"{value:f}".encode(), _numeric_binary, _numeric_from, decimal.Decimal, 1231)
+_NUMERIC = PgType(
+    1700, "numeric", -1, lambda value: f"{value:f}".encode(), _numeric_binary, _numeric_from, decimal.Decimal, 1231
+)
 _FLOAT4 = PgType(700, "float4", 4, lambda value: _float_text(np.float32(value)), *_number("!f"), float, 1021)
 _FLOAT8 = PgType(701, "float8", 8, _float_text, *_number("!d"), float, 1022)
 _BOOL = PgType(16, "bool", 1, lambda value: b"t" if value else b"f", *_number("!?"), _bool_from, 1000)
@@ -177,7 +180,9 @@ _DATE = PgType(
     1082, "date", 4, lambda value: value.isoformat().encode(), lambda value: struct.pack("!i", (value - _EPOCH_DAY).days),
     lambda data: _EPOCH_DAY + dt.timedelta(struct.unpack("!i", data)[0]), dt.date.fromisoformat, 1182,
 )  # fmt: skip
-_TIME = PgType(1083, "time", 8, lambda value: value.isoformat().encode(), _clock_binary, None, dt.time.fromisoformat, 1183)
+_TIME = PgType(
+    1083, "time", 8, lambda value: value.isoformat().encode(), _clock_binary, None, dt.time.fromisoformat, 1183
+)
 _TIMESTAMP = PgType(
     1114, "timestamp", 8, _time_text, _time_binary, partial(_time_from, zone=None), dt.datetime.fromisoformat, 1115
 )
@@ -188,6 +193,7 @@ _INTERVAL = PgType(1186, "interval", 16, _interval_text, _interval_binary, array
 _OID = _integer(26, "oid", 4, "!I", 1028)
 #: What clients may say that a text is, besides text: unknown, varchar, bpchar, name, and nothing.
 _TEXTS = (705, 1043, 1042, 19, 0)
+
 
 def _array(element: PgType) -> PgType:
     """Return the type of arrays of a type, of one dimension."""
