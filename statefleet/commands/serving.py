@@ -39,7 +39,8 @@ def serve_sql(
     It runs until it is interrupted. The password of every user is the token.
     """
     from coordinator.model.errors import InvalidRequestError
-    from statefleet.sql_server.server import Limits, serve
+    from statefleet.sql_server.backend import Limits
+    from statefleet.sql_server.server import serve
 
     token = None
     if token_file is not None:

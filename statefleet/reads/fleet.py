@@ -31,7 +31,8 @@ from store_actors.operators.operator_names import operator_name
 from store_actors.operators.view_columns import ViewColumns
 
 if TYPE_CHECKING:
-    from statefleet.sql_server.server import Limits, ServedSql
+    from statefleet.sql_server.backend import Limits
+    from statefleet.sql_server.server import ServedSql
 
 log = logging.getLogger(__name__)
 

@@ -10,17 +10,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from coordinator.model.errors import StateStoreError
 from statefleet.reads.databases import isolated_database
 from statefleet.reads.sql import Cancellation, RunningQuery, ValuesOf, explained, run_in, tables_of
+from statefleet.reads.state import LiveState
 from statefleet.sql_server.values import TYPES, type_of
-
-if TYPE_CHECKING:
-    from statefleet.sql_server.server import States
 
 #: Number of the first state as a table, as PostgreSQL begins with.
 _FIRST_OID = 16384
@@ -75,6 +73,16 @@ _TYPES = {
     "typarray": pa.uint32(), "sql_name": pa.string(),
 }  # fmt: skip
 _VIEWS = Path(__file__).with_name("catalogue.sql").read_text()
+
+
+class States(Protocol):
+    """What is served: the states of a fleet."""
+
+    def states(self) -> list[str]: ...
+
+    def state(self, name: str, /) -> LiveState: ...
+
+    def table(self, name: str, /) -> LiveState: ...
 
 
 class Catalogue:

@@ -18,12 +18,12 @@ CREATE TABLE pg.pg_depend (classid UINTEGER, objid UINTEGER, objsubid UINTEGER, 
 CREATE TABLE pg.pg_description (objoid UINTEGER, classoid UINTEGER, objsubid UINTEGER, description VARCHAR);
 CREATE TABLE pg.pg_enum (oid UINTEGER, enumtypid UINTEGER, enumsortorder UINTEGER, enumlabel VARCHAR);
 CREATE TABLE pg.pg_event_trigger (oid UINTEGER, evtname VARCHAR, evtevent UINTEGER, evtowner UINTEGER, evtfoid UINTEGER, evtenabled
-    UINTEGER, evttags VARCHAR);
+    UINTEGER, evttags VARCHAR[]);
 CREATE TABLE pg.pg_extension (oid UINTEGER, extname VARCHAR, extowner UINTEGER, extnamespace UINTEGER, extrelocatable UINTEGER,
     extversion VARCHAR);
 CREATE TABLE pg.pg_foreign_data_wrapper (oid UINTEGER, fdwname VARCHAR, fdwowner UINTEGER);
 CREATE TABLE pg.pg_foreign_server (oid UINTEGER, srvname VARCHAR, srvowner UINTEGER, srvfdw UINTEGER);
-CREATE TABLE pg.pg_foreign_table (ftrelid UINTEGER, ftserver UINTEGER, ftoptions VARCHAR);
+CREATE TABLE pg.pg_foreign_table (ftrelid UINTEGER, ftserver UINTEGER, ftoptions VARCHAR[]);
 CREATE TABLE pg.pg_index (indexrelid UINTEGER, indrelid UINTEGER, indnatts UINTEGER, indnkeyatts UINTEGER, indisunique BOOLEAN,
     indisprimary BOOLEAN, indisexclusion BOOLEAN, indimmediate BOOLEAN, indisclustered BOOLEAN, indisvalid BOOLEAN, indisready
     BOOLEAN, indislive BOOLEAN, indisreplident BOOLEAN, indkey UINTEGER[], indcollation UINTEGER[], indclass UINTEGER[], indoption
@@ -37,7 +37,7 @@ CREATE TABLE pg.pg_partitioned_table (partrelid UINTEGER, partstrat UINTEGER, pa
 CREATE TABLE pg.pg_policy (oid UINTEGER, polname VARCHAR, polrelid UINTEGER, polcmd UINTEGER, polpermissive BOOLEAN, polroles
     UINTEGER[], polqual UINTEGER, polwithcheck UINTEGER);
 CREATE TABLE pg.pg_proc (oid UINTEGER, proname VARCHAR, pronamespace UINTEGER, proowner UINTEGER, prolang UINTEGER, prokind VARCHAR,
-    proretset BOOLEAN, prorettype VARCHAR, proargtypes UINTEGER[], proargnames UINTEGER, proallargtypes UINTEGER[], proargmodes
+    proretset BOOLEAN, prorettype VARCHAR, proargtypes UINTEGER[], proargnames VARCHAR[], proallargtypes UINTEGER[], proargmodes
     UINTEGER, prosrc VARCHAR);
 CREATE TABLE pg.pg_publication (oid UINTEGER, pubname VARCHAR, pubowner UINTEGER, puballtables BOOLEAN);
 CREATE TABLE pg.pg_publication_rel (oid UINTEGER, prpubid UINTEGER, prrelid UINTEGER, prqual UINTEGER, prattrs UINTEGER);
@@ -52,9 +52,9 @@ CREATE TABLE pg.pg_shdescription (objoid UINTEGER, classoid UINTEGER, descriptio
 CREATE TABLE pg.pg_stat_activity (datid UINTEGER, datname VARCHAR, pid UINTEGER, usename VARCHAR, application_name VARCHAR, state
     VARCHAR, query VARCHAR);
 CREATE TABLE pg.pg_statistic_ext (oid UINTEGER, stxrelid UINTEGER, stxname VARCHAR, stxnamespace UINTEGER, stxowner UINTEGER,
-    stxkeys UINTEGER[], stxkind VARCHAR, stxstattarget UINTEGER);
+    stxkeys UINTEGER[], stxkind VARCHAR[], stxstattarget UINTEGER);
 CREATE TABLE pg.pg_stat_user_tables (relid UINTEGER, schemaname VARCHAR, relname VARCHAR, n_live_tup UINTEGER);
-CREATE TABLE pg.pg_tablespace (oid UINTEGER, spcname VARCHAR, spcowner UINTEGER, spcacl VARCHAR, spcoptions VARCHAR);
+CREATE TABLE pg.pg_tablespace (oid UINTEGER, spcname VARCHAR, spcowner UINTEGER, spcacl VARCHAR[], spcoptions VARCHAR[]);
 CREATE TABLE pg.pg_timezone_names (name VARCHAR, abbrev VARCHAR, utc_offset UINTEGER, is_dst BOOLEAN);
 CREATE TABLE pg.pg_trigger (oid UINTEGER, tgrelid UINTEGER, tgparentid UINTEGER, tgname VARCHAR, tgfoid UINTEGER, tgtype VARCHAR,
     tgenabled UINTEGER, tgisinternal BOOLEAN, tgconstraint UINTEGER);

@@ -7,14 +7,12 @@ import logging
 import secrets
 import ssl
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from statefleet.sql_server import messages
+from statefleet.sql_server.backend import Backend
 from statefleet.sql_server.messages import Inbox, ProtocolError, Reader
 from statefleet.sql_server.queries import Execution
-
-if TYPE_CHECKING:
-    from statefleet.sql_server.server import SqlServer
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ class Connection(asyncio.Protocol):
         By which the client names the connection when it cancels a statement.
     """
 
-    def __init__(self, server: SqlServer, number: int) -> None:
+    def __init__(self, server: Backend, number: int) -> None:
         self._server = server
         self._inbox = Inbox(server.limits.message_bytes)
         self._out: list[bytes] = []
@@ -162,7 +160,7 @@ class Connection(asyncio.Protocol):
             log.exception("a connection has failed; the others go on")
         finally:
             await asyncio.shield(self._ended())
-            self._server.forget(self)
+            self._server.forget(self.number)
             self._transport.close()
 
     def _refuse(self, code: str, reason: str) -> None:

@@ -6,20 +6,18 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from statefleet.sql_server import messages, statements
+from statefleet.sql_server.backend import Backend
 from statefleet.sql_server.connection import Connection, Refusal
 from statefleet.sql_server.look_ups import KeyPlan, encoders
 from statefleet.sql_server.messages import Bind, Column, ProtocolError, Reader
 from statefleet.sql_server.queries import EndedError, Execution, TooMuchError
 from statefleet.sql_server.values import TEXT, PgType, parameter, type_of
-
-if TYPE_CHECKING:
-    from statefleet.sql_server.server import SqlServer
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +77,7 @@ class _Portal:
 class Conversation(Connection):
     """A connection whose messages are answered in their order, by one task."""
 
-    def __init__(self, server: SqlServer, number: int) -> None:
+    def __init__(self, server: Backend, number: int) -> None:
         super().__init__(server, number)
         #: ``I``, ``T`` in a transaction, ``E`` in one that failed.
         self._status = b"I"

@@ -173,7 +173,7 @@ def _unquoted(name: str) -> str:
 
 def _column(text: str, known: set[str]) -> str:
     """Return the name of a column, which may stand behind that of its table; empty if that is another one."""
-    names = [_unquoted(name) for name in _EACH_NAME.findall(text)]
+    names: list[str] = [_unquoted(each) for each in _EACH_NAME.findall(text)]
     is_known = len(names) == 1 or (names[-2] in known and names[:-2] in ([], ["public"]))
     return names[-1] if is_known else ""
 
@@ -218,16 +218,14 @@ def command_of(text: str) -> Command | None:
         return None
     if word == "set":
         setting = _SETTING.match(text[beginning.start("word") :])
-        name = (
-            "" if setting is None else "timezone" if setting["name"][:4].lower() == "time" else setting["name"].lower()
-        )
-        if name in _HARMLESS:
+        name = "" if setting is None else setting["name"].lower()
+        if name in _HARMLESS or name.split() == ["time", "zone"]:
             return Command("SET", name)
     elif word in _COMMANDS:
         if word == "rollback" and second == "to":
             return Command("ROLLBACK", "to")
-        rest = text[beginning.end("word") :].rstrip("; \n").split()
-        return Command(_COMMANDS[word], _unquoted(rest[-1]) if rest else "")
+        words = text[beginning.end("word") :].rstrip("; \n").split()
+        return Command(_COMMANDS[word], _unquoted(words[-1]) if words else "")
     raise ReadOnlyError(
         "states are read here and nothing else: no statement writes, reaches files or the network, or changes DuckDB's settings; "
         "nothing was changed; write a SELECT, or change the state by its query",

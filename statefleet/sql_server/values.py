@@ -91,9 +91,8 @@ def _numeric_binary(value: Any) -> bytes:
         return struct.pack("!hhHh", 0, 0, _NAN, 0)
     # As a whole number of groups of four digits on both sides of the point.
     scale = max(-exponent, 0)
-    text = "".join(map(str, digits)) + "0" * max(exponent, 0)
-    after = text[len(text) - scale :].rjust(scale, "0") if scale else ""
-    before = text[: len(text) - scale] if len(text) > scale else ""
+    text = ("".join(map(str, digits)) + "0" * max(exponent, 0)).rjust(scale, "0")
+    before, after = text[: len(text) - scale], text[len(text) - scale :]
     before = before.rjust(-(-len(before) // 4) * 4, "0")
     after = after.ljust(-(-len(after) // 4) * 4, "0")
     groups = [int((before + after)[at : at + 4]) for at in range(0, len(before + after), 4)]
