@@ -159,9 +159,11 @@ class Connection(asyncio.Protocol):
         except Exception:
             log.exception("a connection has failed; the others go on")
         finally:
-            await asyncio.shield(self._ended())
-            self._server.forget(self.number)
-            self._transport.close()
+            try:
+                await asyncio.shield(self._ended())
+            finally:
+                self._server.forget(self.number)
+                self._transport.close()
 
     def _refuse(self, code: str, reason: str) -> None:
         with suppress(OSError):
