@@ -3,7 +3,7 @@
 ``python -m benchmarks.sql_look_ups``; ``--keys``, ``--clients``, ``--seconds`` and ``--rounds`` choose.
 
 A query keeps counts and sums of all keys in a fleet on this machine. The server is a process of its own
-(``statefleet serve-sql``), and its client is pgbench, which comes with PostgreSQL and is written in C: each of its connections looks up a
+(``statefleet serve-sql``), and its client is pgbench, which comes with PostgreSQL and is in C: each of its connections looks up a
 random key by a prepared statement, and waits for the row before the next one. Beside it, as many threads of a process of Python call
 ``get``, and pgbench asks the same without what makes a look-up of it, so that DuckDB answers. The sides take turns, round by round, in
 one run; reported are medians of the rounds. What processes of the server's side used of the cores is measured as well: look-ups a core

@@ -313,7 +313,7 @@ class Conversation(Connection):
         """Find the rows of a key; what is no value of a key's type is left to DuckDB."""
         try:
             key = plan.key_of(portal.values(plan.parameters))
-        except (InvalidRequestError, pa.ArrowException, OverflowError, IndexError):
+        except (InvalidRequestError, IndexError):
             return
         if any(value is None for value in key.values()):
             portal.found = []

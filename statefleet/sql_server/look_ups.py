@@ -21,9 +21,9 @@ from statefleet.sql_server.messages import Column
 from statefleet.sql_server.statements import PointLookUp, Value
 from statefleet.sql_server.values import Encoder, PgType, type_of
 
-#: Keys of a call at most, and calls of a state that are under way at once.
+#: Keys of a call at most, and calls of a state that are under way at once: with more of them fewer keys share one.
 _MOST_KEYS = 256
-_CALLS = 2
+_CALLS = 1
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class KeyPlan:
 
         Raises
         ------
-        InvalidRequestError, pyarrow.ArrowException, OverflowError
+        InvalidRequestError
             A value is not of its column's type: what is equal to it, DuckDB knows.
         """
         key = {}
@@ -98,20 +98,31 @@ def _is_for_keys(of: pa.DataType, value: Value) -> bool:
 
 
 def _fitting(field: pa.Field, given: Any) -> Any:
-    """Return a value as one of a key column."""
-    kinds, of = pa.types, field.type
-    if given is None or (isinstance(given, str) and (kinds.is_string(of) or kinds.is_large_string(of))):
+    """Return a value as one of a key column, of which :func:`_is_for_keys` is true.
+
+    Raises
+    ------
+    InvalidRequestError
+        It is of another type, or beyond the column's range.
+    """
+    of = field.type
+    if given is None or (isinstance(given, str) and (pa.types.is_string(of) or pa.types.is_large_string(of))):
         return given
     if isinstance(given, str):
         given = key_value(field, given)
-    if isinstance(given, dt.datetime) and kinds.is_timestamp(of):
-        if of.tz is not None and given.tzinfo is None:
+    # Arrow would check as well, but imports pandas at its first value.
+    if pa.types.is_integer(of):
+        is_fitting = type(given) is int and -1 << of.bit_width - 1 <= given < 1 << of.bit_width - 1
+    elif pa.types.is_timestamp(of):
+        if isinstance(given, dt.datetime) and of.tz is not None and given.tzinfo is None:
             given = given.replace(tzinfo=dt.UTC)
-        elif of.tz is None and given.tzinfo is not None:
-            raise InvalidRequestError("the column has no zone, and the value has one", column=field.name)
-    if kinds.is_integer(of) and (isinstance(given, bool) or not isinstance(given, int)):
-        raise InvalidRequestError("the column has whole numbers", column=field.name)
-    return pa.scalar(given, of).as_py()
+        is_fitting = isinstance(given, dt.datetime) and (of.tz is None) == (given.tzinfo is None)
+    else:
+        kinds = {pa.bool_(): bool, pa.date32(): dt.date}
+        is_fitting = type(given) is kinds.get(of, bytes)
+    if not is_fitting:
+        raise InvalidRequestError("a value does not fit its key column", column=field.name, type=str(of))
+    return given
 
 
 def encoders(types: Sequence[PgType], formats: Sequence[int]) -> list[Encoder]:
