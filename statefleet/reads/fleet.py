@@ -31,7 +31,6 @@ from store_actors.operators.operator_names import operator_name
 from store_actors.operators.view_columns import ViewColumns
 
 if TYPE_CHECKING:
-    from statefleet.sql_server.backend import Limits
     from statefleet.sql_server.server import ServedSql
 
 log = logging.getLogger(__name__)
@@ -240,7 +239,9 @@ class LiveFleet:
         token: str | None = None,
         tls_cert: str | None = None,
         tls_key: str | None = None,
-        limits: Limits | None = None,
+        rows: int = 100_000,
+        seconds: float = 60.0,
+        connections: int = 100,
     ) -> ServedSql:
         """Serve the states to clients of PostgreSQL (psql, JDBC, SQLAlchemy, Grafana, ..), from a thread of this process.
 
@@ -253,8 +254,10 @@ class LiveFleet:
             user of this machine is let in.
         tls_cert, tls_key
             PEM files of the certificate and its key: then all connections are encrypted.
-        limits
-            Rows and seconds of a statement, number of connections, and so on.
+        rows, seconds
+            Rows of a statement's result, and its time, at most.
+        connections
+            Clients at once at most.
 
         Returns
         -------
@@ -274,8 +277,10 @@ class LiveFleet:
         ...     psycopg.connect(served.url, user="reader")
         """
         # Imported here: nobody else needs a server.
+        from statefleet.sql_server.backend import Limits
         from statefleet.sql_server.server import serve
 
+        limits = Limits(rows, seconds, connections)
         return serve(self, host=host, port=port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits)
 
     def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
