@@ -29,7 +29,7 @@ _DESCRIPTION = "SHOW_REF"
 _PIECE = 1024
 #: The schemas that states are in.
 _SCHEMAS = ("public", "main")
-_OF_VERSION = re.compile(r"\s+AS\s+OF\s+VERSION\s+(\d{1,18})\s*;?\s*\Z", re.IGNORECASE)
+_OF_VERSION = re.compile(r"(?<!\s)\s++AS\s++OF\s++VERSION\s++(\d{1,18})\s*+;?\s*+\Z", re.IGNORECASE)
 
 StateOf = Callable[[str], LiveState]
 #: Values of a query's parameters; made of their types, where these are known.

@@ -25,8 +25,8 @@ from statefleet.sql_server.values import TEXT
 
 #: Characters of a token at least.
 _SHORTEST = 16
-#: Threads for queries, and for look-ups.
-_QUERIES, _LOOK_UPS = 4, 4
+#: Threads for queries, for look-ups, and for those that wait for a shard.
+_QUERIES, _LOOK_UPS, _PATIENT = 16, 8, 8
 #: Of PostgreSQL's settings, those that clients ask for. The first ones every client is told.
 _TOLD = MappingProxyType(
     {
@@ -130,15 +130,16 @@ class Backend:
         self._states = states
         self._queries = ThreadPoolExecutor(_QUERIES, thread_name_prefix="statefleet-sql-query")
         self._keys = ThreadPoolExecutor(_LOOK_UPS, thread_name_prefix="statefleet-sql-key")
-        self.look_ups = LookUps(self._keys)
+        self._patient = ThreadPoolExecutor(_PATIENT, thread_name_prefix="statefleet-sql-patient")
+        self.look_ups = LookUps(self._keys, self._patient)
         self._plans = Plans(states.table)
         self._catalogue = Catalogue(states)
         self._clients: dict[int, Client] = {}
 
     def shut_down(self) -> None:
         """Begin nothing more."""
-        self._queries.shutdown(wait=False, cancel_futures=True)
-        self._keys.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._queries, self._keys, self._patient):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def forget(self, number: int) -> None:
         """Take note that a conversation has ended."""
@@ -163,7 +164,7 @@ class Backend:
     async def made_plan(self, text: str, look_up: PointLookUp) -> KeyPlan | None:
         """Return the plan of a look-up; None if DuckDB is to answer it."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._queries, self._plans.made, text, look_up, loop.time())
+        return await loop.run_in_executor(self._patient, self._plans.made, text, look_up, loop.time())
 
     async def described(self, text: str) -> tuple[list[pa.DataType | None], pa.Schema]:
         """Return the types of a query's parameters, where they are known, and its columns."""

@@ -28,33 +28,31 @@ _WORDS = re.compile(
     r"|(?:obj|col)_description|has_\w+_privilege|quote_ident|set_config)",
     re.IGNORECASE,
 )
-#: Of PostgreSQL's dialect, what DuckDB does not know.
-_REWRITTEN = (
-    (re.compile(r"OPERATOR\s*\(\s*(?:pg_catalog\s*\.)?\s*([^)\s\w]+)\s*\)", re.IGNORECASE), r" \1 "),
-    (re.compile(r"\bCOLLATE\s+(?:\"?pg_catalog\"?\s*\.\s*)?\"?(?:default|C)\"?", re.IGNORECASE), " "),
-    (
-        re.compile(r"('(?:[^']|'')*')\s*::\s*(?:\"?pg_catalog\"?\s*\.\s*)?\"?(reg(?:class|type))\"?", re.IGNORECASE),
-        r"to_\2(\1)",
-    ),
-    (
-        re.compile(r"([\w.]+)\s*::\s*(?:\"?pg_catalog\"?\s*\.\s*)?\"?regtype\"?", re.IGNORECASE),
-        r"format_type(\1, NULL)",
-    ),
-    (
-        re.compile(
-            r"::\s*(?:\"?pg_catalog\"?\s*\.\s*)?\"?(?:reg(?:class|type|proc|procedure|role|namespace)|name|char|information_schema\.\w+)\"?(?!\w)",
-            re.IGNORECASE,
-        ),
-        "::VARCHAR",
-    ),
-    (re.compile(r"\bAS\s+(?:\"?pg_catalog\"?\s*\.\s*)?(?:regclass|name)\s*\)", re.IGNORECASE), "AS VARCHAR)"),
-    (re.compile(r"(?<!')\"?\bpg_catalog\b\"?\s*\.\s*", re.IGNORECASE), ""),
-    (re.compile(r"(?<!')\"?\binformation_schema\b\"?\s*\.\s*", re.IGNORECASE), "info."),
-    (re.compile(r"\b(typ(?:receive|send))\s*!=\s*0\b", re.IGNORECASE), r"\1 != ''"),
-    (re.compile(r"\bjson_build_object\b", re.IGNORECASE), "json_object"),
-    (re.compile(r"\bcurrent_catalog\b", re.IGNORECASE), "'statefleet'"),
-    (re.compile(r"\b(?:current_user|session_user)\b(?!\s*\()", re.IGNORECASE), "'statefleet'"),
+_IN_CATALOGUE = r"(?:\"?pg_catalog\"?\s*+\.\s*+)?"
+#: Of PostgreSQL's dialect, what DuckDB does not know, outside of literals.
+_DIALECT = re.compile(
+    rf"""
+    (?P<literal>'(?:[^']|'')*+(?:'|\Z))(?:\s*+::\s*+{_IN_CATALOGUE}"?(?P<named>regclass|regtype)"?(?!\w))?+
+    |\bOPERATOR\s*+\(\s*+{_IN_CATALOGUE}(?P<operator>[^)\s\w]++)\s*+\)
+    |(?P<collation>\bCOLLATE\s++{_IN_CATALOGUE}"?(?:default|C)"?(?!\w))
+    |(?<![\w.])(?P<oid>[\w.]++)\s*+::\s*+{_IN_CATALOGUE}"?regtype"?(?!\w)
+    |(?P<cast>::\s*+{_IN_CATALOGUE}"?(?:reg(?:class|type|proc|procedure|role|namespace)|name|char|information_schema\.\w++)"?(?!\w))
+    |(?P<cast_as>\bAS\s++{_IN_CATALOGUE}(?:regclass|name)\s*+\))
+    |(?P<number>\btyp(?:receive|send))\s*+!=\s*+0\b
+    |(?P<schema>"?\bpg_catalog\b"?\s*+\.\s*+)
+    |(?P<info>"?\binformation_schema\b"?\s*+\.\s*+)
+    |(?P<object>\bjson_build_object\b)
+    |(?P<name>\b(?:current_catalog|current_user|session_user)\b(?!\s*+\())
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
+#: What stands for these in DuckDB's.
+_REPLACED = {
+    "collation": " ", "cast": "::VARCHAR", "cast_as": "AS VARCHAR)", "schema": "", "info": "info.", "object": "json_object",
+    "name": "'statefleet'",
+}  # fmt: skip
+#: Characters of a question to the catalogue at most.
+_LONGEST = 50_000
 _SQL_NAMES = {
     "int2": "smallint", "int4": "integer", "int8": "bigint", "float4": "real", "float8": "double precision", "bool": "boolean",
     "timestamp": "timestamp without time zone", "timestamptz": "timestamp with time zone", "time": "time without time zone",
@@ -94,7 +92,7 @@ class Catalogue:
     @staticmethod
     def may_answer(text: str) -> bool:
         """Return whether a statement has a word of the catalogue. Whether its tables are the catalogue's, :meth:`running` says."""
-        return _WORDS.search(text) is not None
+        return len(text) <= _LONGEST and _WORDS.search(text) is not None
 
     @contextmanager
     def running(
@@ -119,9 +117,7 @@ class Catalogue:
         InvalidRequestError
             The query is not valid.
         """
-        cancellation, text = cancellation or Cancellation(), query
-        for pattern, replacement in _REWRITTEN:
-            text = pattern.sub(replacement, text)
+        cancellation, text = cancellation or Cancellation(), _DIALECT.sub(_rewritten, query)
         with isolated_database(settings or {}) as database, cancellation.watching(database), explained(query):
             names, types = tables_of(database, text)
             if not all(schema == "info" or name.startswith("pg_") for schema, name in names):
@@ -161,6 +157,18 @@ class Catalogue:
                 parts = self._states.state(name).parts
                 for table in [f"{name}.{part}" for part in parts] or [name]:
                     yield table, self._states.table(table).schema
+
+
+def _rewritten(found: re.Match[str]) -> str:
+    """Return in DuckDB's dialect what was found in PostgreSQL's."""
+    kind = found.lastgroup or ""
+    if found["literal"] is not None:
+        return found[0] if found["named"] is None else f"to_{found['named']}({found['literal']})"
+    if kind == "operator":
+        return f" {found['operator']} "
+    if kind == "oid":
+        return f"format_type({found['oid']}, NULL)"
+    return f"{found['number']} != ''" if kind == "number" else _REPLACED[kind]
 
 
 def _create(database: Any, name: str, fields: Mapping[str, pa.DataType], rows: Sequence[tuple[Any, ...]]) -> None:

@@ -113,8 +113,9 @@ class Connection(asyncio.Protocol):
 
     async def _more(self) -> None:
         """Send what there is, and wait for more of the client."""
-        await self._flush()
+        # Before anything is awaited: what comes meanwhile wakes this up.
         self._came.clear()
+        await self._flush()
         if not self._is_reading:
             self._is_reading = True
             self._transport.resume_reading()

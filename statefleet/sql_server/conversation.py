@@ -156,7 +156,7 @@ class Conversation(Connection):
 
     async def _simple(self, text: str) -> None:
         """Answer the statements of a text."""
-        each = list(statements.split(text))
+        each = statements.split(text)
         if not each:
             self._send(messages.EMPTY_QUERY)
         for statement in each:
@@ -179,7 +179,7 @@ class Conversation(Connection):
         fields = Reader(body)
         name, text = fields.text(), fields.text()
         oids = [fields.int32() & 0xFFFFFFFF for _ in range(fields.int16())]
-        if len(list(statements.split(text))) > 1:
+        if len(statements.split(text)) > 1:
             raise Refusal("42601", "a prepared statement is one statement; prepare each by itself")
         others = [prepared for other, prepared in self._prepared.items() if other != name]
         if len(others) >= _STATEMENTS or sum(len(other.text) for other in others) + len(text) > _CHARACTERS:

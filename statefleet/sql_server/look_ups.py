@@ -21,9 +21,10 @@ from statefleet.sql_server.messages import Column
 from statefleet.sql_server.statements import PointLookUp, Value
 from statefleet.sql_server.values import Encoder, PgType, type_of
 
-#: Keys of a call at most, and calls of a state that are under way at once: with more of them fewer keys share one.
+#: Keys of a call at most.
 _MOST_KEYS = 256
-_CALLS = 1
+#: Calls of a state that are under way at once: usually one, so that many keys share the next; one more for each that takes so long.
+_CALLS, _LONG_S = 4, 0.05
 
 
 @dataclass(frozen=True)
@@ -146,12 +147,12 @@ class LookUps:
 
     Parameters
     ----------
-    threads
-        Make the calls.
+    threads, patient_threads
+        Make the calls; and those for a single key whose call has failed, which may wait for a shard that is lost.
     """
 
-    def __init__(self, threads: Executor) -> None:
-        self._threads = threads
+    def __init__(self, threads: Executor, patient_threads: Executor) -> None:
+        self._threads, self._patient_threads = threads, patient_threads
         self._groups: dict[_Group, _Waiting] = {}
 
     def find(self, state: LiveState, names: tuple[str, ...], key: Mapping[str, Any]) -> asyncio.Future[FoundKey]:
@@ -163,11 +164,19 @@ class LookUps:
         if waiting is None:
             waiting = self._groups[group] = _Waiting(deque())
         waiting.keys.append((key, answer))
-        if waiting.calls < _CALLS:
+        if not waiting.calls:
             waiting.calls += 1
             # In the loop's next round, so that what came with it is sent with it.
             loop.call_soon(self._send, group, waiting)
+        elif len(waiting.keys) == 1:
+            loop.call_later(_LONG_S, self._overtake, group, waiting, answer)
         return answer
+
+    def _overtake(self, group: _Group, waiting: _Waiting, answer: asyncio.Future[FoundKey]) -> None:
+        """Send the keys that wait beside a call that takes long, if the first of them is still there."""
+        if waiting.keys and waiting.keys[0][1] is answer and waiting.calls < _CALLS:
+            waiting.calls += 1
+            self._send(group, waiting)
 
     def _send(self, group: _Group, waiting: _Waiting) -> None:
         """Send the keys that wait, or end the call if there are none."""
@@ -182,27 +191,32 @@ class LookUps:
                 self._groups.pop(group, None)
             return
         state, names = group
-        call = self._call(state, names, [key for key, _ in sent])
+        call = self._call(self._threads, state, names, [key for key, _ in sent], is_patient=False)
 
         def taken(done: asyncio.Future[list[FoundKey]]) -> None:
             error = _error_of(done)
             for index, (key, answer) in enumerate(sent):
                 if error is None and not answer.done():
                     answer.set_result(done.result()[index])
-                elif error is not None and len(sent) > 1:
+                elif error is not None:
                     # Each by itself, so that each has its own answer or error.
-                    self._call(state, names, [key]).add_done_callback(partial(_pass_on, answer))
-                elif error is not None and not answer.done():
-                    answer.set_exception(error)
+                    alone = self._call(self._patient_threads, state, names, [key], is_patient=True)
+                    alone.add_done_callback(partial(_pass_on, answer))
             self._send(group, waiting)
 
         call.add_done_callback(taken)
 
     def _call(
-        self, state: LiveState, names: tuple[str, ...], keys: Sequence[Mapping[str, Any]]
+        self,
+        threads: Executor,
+        state: LiveState,
+        names: tuple[str, ...],
+        keys: Sequence[Mapping[str, Any]],
+        *,
+        is_patient: bool,
     ) -> asyncio.Future[list[FoundKey]]:
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._threads, state.find_each, keys, [*dict.fromkeys(names)])
+        find = partial(state.find_each, keys, [*dict.fromkeys(names)], is_patient=is_patient)
+        return asyncio.get_running_loop().run_in_executor(threads, find)
 
 
 def _error_of(done: asyncio.Future[list[FoundKey]]) -> BaseException | None:

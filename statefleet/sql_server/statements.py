@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
 from coordinator.model.errors import InvalidRequestError
 
+#: Statements of a text.
+_MOST_STATEMENTS = 1000
 #: Characters of a statement that may be a look-up, which is recognised while others wait.
 _LONGEST_LOOK_UP = 2_000
 
@@ -35,15 +37,14 @@ _CASTS = MappingProxyType(
     | dict.fromkeys(("integer", "int", "int2", "int4", "int8", "bigint", "smallint"), False)
 )
 
+# What is not closed ends with the text, so that nothing is gone through twice.
 _PART = re.compile(
-    r"""'(?:[^']|'')*+'|"(?:[^"]|"")*+"|--[^\n]*+|/\*(?:[^*]|\*(?!/))*+\*/|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$|[^;'"$/-]++|[$/'"-]|(?P<end>;)""",
+    r"""'(?:[^']|'')*+(?:'|\Z)|"(?:[^"]|"")*+(?:"|\Z)|--[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z)"""
+    r"""|\$(?P<tag>\w*+)\$.*?(?:\$(?P=tag)\$|\Z)|[^;'"$/-]++|[$/-]|(?P<end>;[;\s]*+)""",
     re.DOTALL,
 )
 _BEGINNING = re.compile(r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/|\()*+(?P<word>\w*+)(?:\s++(?P<second>\w++))?", re.DOTALL)
-_SETTING = re.compile(
-    r"\s*SET\s+(?:SESSION\s+|LOCAL\s+)?(?P<name>TIME\s+ZONE|[\w.]+)\s*(?:=|\bTO\b|\s)?\s*(?P<value>.*?)\s*;?\s*\Z",
-    re.IGNORECASE | re.DOTALL,
-)
+_SETTING = re.compile(r"SET\s++(?:(?:SESSION|LOCAL)\s++)?(?P<name>TIME\s++ZONE|[\w.]++)", re.IGNORECASE)
 #: Settings that clients make, and that change nothing here.
 _HARMLESS = (
     "application_name", "bytea_output", "characteristics", "client_encoding", "client_min_messages", "datestyle",
@@ -178,19 +179,25 @@ def _column(text: str, known: set[str]) -> str:
     return names[-1] if is_known else ""
 
 
-def split(text: str) -> Iterator[str]:
-    """Yield the statements of a text, which are separated by semicolons; no empty ones."""
-    begin = 0
+def split(text: str) -> list[str]:
+    """Return the statements of a text, which are separated by semicolons; no empty ones.
+
+    Raises
+    ------
+    InvalidRequestError
+        They are too many.
+    """
+    begins, ends = [0], list[int]()
     for part in _PART.finditer(text):
         if part["end"]:
-            yield from _not_empty(text[begin : part.start()])
-            begin = part.end()
-    yield from _not_empty(text[begin:])
-
-
-def _not_empty(text: str) -> Iterator[str]:
-    if not is_empty(text):
-        yield text
+            ends.append(part.start())
+            begins.append(part.end())
+            if len(ends) > _MOST_STATEMENTS:
+                raise InvalidRequestError(
+                    f"a text is of {_MOST_STATEMENTS:,} statements at most; nothing was read; send less"
+                )
+    parts = [text[begin:end] for begin, end in zip(begins, [*ends, len(text)], strict=True)]
+    return [part for part in parts if not is_empty(part)]
 
 
 def is_empty(text: str) -> bool:

@@ -26,8 +26,9 @@ Encoder = Callable[[Any], bytes]
 _EPOCH = dt.datetime(2000, 1, 1)  # noqa: DTZ001
 _EPOCH_DAY = dt.date(2000, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
-#: An element in the text of an array, in quotes or not.
-_ELEMENT = re.compile(r'"((?:[^"\\]|\\.)*)"|([^,{}"]+)')
+#: An element in the text of an array, in quotes or not; and the text of an array of one dimension.
+_ELEMENT = re.compile(r'"((?:[^"\\]|\\.)*+)"|([^,{}"]++)', re.DOTALL)
+_ARRAY = re.compile(rf"\{{(?:(?:{_ELEMENT.pattern})(?:,(?:{_ELEMENT.pattern}))*+)?+\}}", re.DOTALL)
 #: What needs no quotes in the text of an array.
 _PLAIN = re.compile(rb"[\w.+-]+")
 #: Digits of PostgreSQL's binary numbers are of this base.
@@ -227,11 +228,13 @@ def _array(element: PgType) -> PgType:
         return values
 
     def from_text(given: str) -> list[Any]:
-        if not given.startswith("{") or "{" in given[1:].replace("\\{", ""):
+        if _ARRAY.fullmatch(given) is None:
             raise ValueError("an array is of one dimension")
-        found = (match.groups() for match in _ELEMENT.finditer(given))
-        raw = (re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else plain for quoted, plain in found)
-        return [None if value.upper() == "NULL" else element.from_text(value) for value in raw]
+        values = list[Any]()
+        for quoted, plain in _ELEMENT.findall(given[1:-1]):
+            raw = plain or re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)
+            values.append(None if plain.upper() == "NULL" else element.from_text(raw))
+        return values
 
     return PgType(element.array_oid, f"_{element.name}", -1, text, binary, read, from_text)
 

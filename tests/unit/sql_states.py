@@ -64,7 +64,9 @@ class State:
         self._fleet.scans += 1
         return self._rows.select(columns)
 
-    def find_each(self, keys: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> list[FoundKey]:
+    def find_each(
+        self, keys: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, *, is_patient: bool
+    ) -> list[FoundKey]:
         self._fleet.calls.append(len(keys))
         self._fleet.may_find.wait(10)
         if any(value == "broken" for key in keys for value in key.values()):

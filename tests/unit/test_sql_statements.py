@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.model.errors import InvalidRequestError
+from statefleet.reads.sql import _OF_VERSION
+from statefleet.sql_server.catalogue import _DIALECT, _LONGEST, Catalogue
 from statefleet.sql_server.messages import Inbox, ProtocolError, Reader
 from statefleet.sql_server.statements import Command, ReadOnlyError, command_of, is_empty, look_up_of, split
 from statefleet.sql_server.values import TYPES, parameter, type_of
@@ -79,9 +81,28 @@ def test_no_text_takes_long_to_be_recognised(piece: str) -> None:
         f"select a from {piece * 600} where",
     ):
         look_up_of(text[:1999])
-        list(split(text * 50))
+        split(text * 50)
         is_empty(text)
     assert time.perf_counter() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    "piece", ["'", '"', "/*", "$a$", "$", "--", " ", "a", "::", "''::", "(", "-", ";", "pg_catalog ", "as "]
+)
+def test_the_longest_texts_are_gone_through_once(piece: str) -> None:
+    text = f"set x{piece * (1_000_000 // len(piece))}"
+    began = time.perf_counter()
+    for each in (text, text + "'", text[5:], text[5:] + "x"):
+        with contextlib.suppress(InvalidRequestError):
+            split(each)
+        is_empty(each)
+        look_up_of(each)
+        _OF_VERSION.search(each)
+        _DIALECT.sub("", each[:_LONGEST])
+        Catalogue.may_answer(each)
+        with contextlib.suppress(ReadOnlyError):
+            command_of(each)
+    assert time.perf_counter() - began < 10
 
 
 def test_statements_are_separated() -> None:
@@ -93,9 +114,11 @@ def test_statements_are_separated() -> None:
         "/* ; */ select 1 -- ;\n",
         " select 'it''s;' ",
     ]
-    assert list(split(";".join(texts))) == texts
-    assert list(split(" ;; -- nothing\n; /* ; */ ")) == []
-    assert list(split("select 1;")) == ["select 1"]
+    assert split(";".join(texts)) == [text.lstrip() if index else text for index, text in enumerate(texts)]
+    assert split(" ;; -- nothing\n; /* ; */ ") == []
+    assert split("select 1;") == ["select 1"]
+    with pytest.raises(InvalidRequestError, match="1,000 statements"):
+        split("select 1;" * 1002)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +199,9 @@ def test_numbers_are_as_postgresql_has_them() -> None:
         == b"0 mons -1 days 01:01:01.000005"
     )
     assert type_of(pa.list_(pa.list_(pa.int64()))).name == "json"
+    names = ["NULL", "null", None, "", " ", '"', "\\", "\\\n", "{}", "a,b"]
+    of_texts = type_of(pa.list_(pa.string()))
+    assert parameter(of_texts.oid, 0, of_texts.text(names)) == names
 
 
 @pytest.mark.parametrize(
