@@ -231,9 +231,9 @@ def _array(element: PgType) -> PgType:
         if _ARRAY.fullmatch(given) is None:
             raise ValueError("an array is of one dimension")
         values = list[Any]()
-        for quoted, plain in _ELEMENT.findall(given[1:-1]):
-            raw = plain or re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)
-            values.append(None if plain.upper() == "NULL" else element.from_text(raw))
+        for quoted, bare in _ELEMENT.findall(given[1:-1]):
+            raw = bare or re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)
+            values.append(None if bare.upper() == "NULL" else element.from_text(raw))
         return values
 
     return PgType(element.array_oid, f"_{element.name}", -1, text, binary, read, from_text)
