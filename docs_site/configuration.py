@@ -36,6 +36,7 @@ _CALLS: Mapping[str, tuple[str, Callable[..., Any], tuple[str, ...]]] = {
     "Readers": ("sf.attach(uri, ..)", attach, ()),
     "A stateful operator": ("fleet.stateful(df, name=.., ..)", Fleet.stateful, ()),
     "A state that is read": ("fleet.state(name, ..)", LiveFleet.state, ()),
+    "SQL clients": ("fleet.serve_sql(..)", LiveFleet.serve_sql, ()),
     "A function with an open store": (
         "sf.map_partitions_with_state_store(df, function, schema, ..)",
         map_partitions_with_state_store,
@@ -73,6 +74,8 @@ READ = {
                                    "token that [viewers](dashboard.md#who-may-look) need, 16 characters or more"),
     "STATEFLEET_LOG_FORMAT": ("the fleet's actors, on each node",
                               "`json` (the default) or `text`: the form of lines of [their logs](metrics.md#logs)"),
+    "STATEFLEET_SQL_TOKEN": ("`statefleet serve-sql`, `fleet.serve_sql`",
+                             "password of [SQL clients](live-state.md#by-sql-clients), 16 characters or more"),
     "TMPDIR": ("`statefleet doctor`", "as `RAY_TMPDIR`, where that is not set"),
 }  # fmt: skip
 SET = {

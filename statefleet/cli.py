@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.model.errors import StateStoreError
-from statefleet.commands import looking, moving, reading, upkeep
+from statefleet.commands import looking, moving, reading, serving, upkeep
 from statefleet.commands.output import WIDTH
 
 
@@ -42,6 +42,7 @@ _COMMANDS: tuple[Callable[..., Any], ...] = (
     reading.changes,
     reading.diff,
     reading.export,
+    serving.serve_sql,
     moving.move,
     moving.drain,
     moving.rebalance,
@@ -88,9 +89,11 @@ def _options(
 
 
 for _command in _COMMANDS:
-    app.command(_command.__name__, add_help_option=_command not in _PASSING, context_settings=_PASSING.get(_command))(
-        _command
-    )
+    app.command(
+        _command.__name__.replace("_", "-"),
+        add_help_option=_command not in _PASSING,
+        context_settings=_PASSING.get(_command),
+    )(_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
@@ -34,14 +33,6 @@ _WRONG_HOST = (
 _WRONG_ORIGIN = "This request comes from another page; nothing was looked up.\n"
 _WRONG_EXPECT = "This dashboard knows `Expect: 100-continue` only.\n"
 _NO_TOKEN = "A token is needed here. `statefleet dashboard URI` prints the address with it.\n"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a server that is bound to a host can be reached from its own machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Access:

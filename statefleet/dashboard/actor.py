@@ -14,12 +14,13 @@ import ray
 from ray.exceptions import RayError
 
 from coordinator.model.errors import SetupError, StateStoreError
+from coordinator.runtime.hosts import is_loopback
 from coordinator.runtime.logs import log_to_stderr
 from coordinator.runtime.runtime import Runtime, freeze_imports, now_ms
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.metric_export import keep_exporting
-from statefleet.dashboard.access import Access, is_loopback
+from statefleet.dashboard.access import Access
 from statefleet.dashboard.options import DashboardOptions
 from statefleet.dashboard.server import Server
 from statefleet.dashboard.status_cache import StatusCache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -23,12 +23,18 @@ _SETTINGS = MappingProxyType(
 
 
 @contextmanager
-def isolated_database() -> Iterator[Any]:
-    """Open an in-memory database. Data beyond its memory is in a folder that only this user can read, and that is deleted with it."""
+def isolated_database(settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Any]:
+    """Open an in-memory database. Data beyond its memory is in a folder that only this user can read, and that is deleted with it.
+
+    Parameters
+    ----------
+    settings
+        Further settings of DuckDB's: ``memory_limit``, say.
+    """
     # Imported here, since most readers do not need it.
     duckdb = import_extra("duckdb")
     with (
         tempfile.TemporaryDirectory(prefix="statefleet-sql-") as folder,
-        duckdb.connect(config={**_SETTINGS, "temp_directory": folder}) as database,
+        duckdb.connect(config={**settings, **_SETTINGS, "temp_directory": folder}) as database,
     ):
         yield database

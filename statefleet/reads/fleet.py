@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -29,6 +29,9 @@ from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
 from store_actors.operators.operator_names import operator_name
 from store_actors.operators.view_columns import ViewColumns
+
+if TYPE_CHECKING:
+    from statefleet.sql_server.server import ServedSql
 
 log = logging.getLogger(__name__)
 
@@ -212,18 +215,73 @@ class LiveFleet:
         InvalidRequestError
             The query is not valid, or names a table that is not a state, with DuckDB's message; or the consistency is unknown.
         """
-        if consistency not in _OF_ONE_VERSION:
-            raise InvalidRequestError(
-                f"SQL reads a version that all shards have: its consistency is {' or '.join(_OF_ONE_VERSION)}",
-                consistency=consistency,
-            )
+        _check_of_one_version(consistency)
+        return answer(query, partial(self.table, consistency=consistency))
 
-        def state_of(table: str) -> LiveState:
-            # Names of states may contain dots, too.
-            is_state = "." not in table or table in self.states()
-            return self.state(*([table] if is_state else table.split(".", 1)), consistency=consistency)
+    def table(self, name: str, *, consistency: str = "finished") -> LiveState:
+        """Return the state, or the part of one, that a table of :meth:`sql` stands for.
 
-        return answer(query, state_of)
+        Raises
+        ------
+        InvalidRequestError
+            The name is not a valid name of a state, or the consistency is unknown.
+        """
+        _check_of_one_version(consistency)
+        # Names of states may contain dots, too.
+        is_state = "." not in name or name in self.states()
+        return self.state(*([name] if is_state else name.split(".", 1)), consistency=consistency)
+
+    def serve_sql(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 5433,
+        token: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        rows: int = 100_000,
+        seconds: float = 60.0,
+        connections: int = 100,
+    ) -> ServedSql:
+        """Serve the states to clients of PostgreSQL (psql, JDBC, SQLAlchemy, Grafana, ..), from a thread of this process.
+
+        Parameters
+        ----------
+        host, port
+            Where to listen. Beyond the loopback a token and TLS are needed.
+        token
+            Password of every user, of 16 characters or more; by default ``STATEFLEET_SQL_TOKEN`` of the environment. Without one, every
+            user of this machine is let in.
+        tls_cert, tls_key
+            PEM files of the certificate and its key: then all connections are encrypted.
+        rows, seconds
+            Rows of a statement's result, and its time, at most.
+        connections
+            Clients at once at most.
+
+        Returns
+        -------
+        ServedSql
+            It has the ``url``, and ends with ``close()`` or as a context.
+
+        Raises
+        ------
+        InvalidRequestError
+            The token is too short; or it or TLS is missing; or the files are no certificate and key.
+        SetupError
+            Nothing can be served there, or DuckDB is not installed.
+
+        Examples
+        --------
+        >>> with fleet.serve_sql(port=0) as served:  # doctest: +SKIP
+        ...     psycopg.connect(served.url, user="reader")
+        """
+        # Imported here: nobody else needs a server.
+        from statefleet.sql_server.backend import Limits
+        from statefleet.sql_server.server import serve
+
+        limits = Limits(rows, seconds, connections)
+        return serve(self, host=host, port=port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits)
 
     def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
         """Delete a state while the fleet runs: its name, its memory and its files are free again.
@@ -254,6 +312,14 @@ class LiveFleet:
                 state=name,
             )
         return self._coordinator.drop(name, dry_run=dry_run, is_over=is_over)
+
+
+def _check_of_one_version(consistency: str) -> None:
+    if consistency not in _OF_ONE_VERSION:
+        raise InvalidRequestError(
+            f"SQL reads a version that all shards have: its consistency is {' or '.join(_OF_ONE_VERSION)}",
+            consistency=consistency,
+        )
 
 
 def _metadata_of(view: ReadView) -> Iterator[dict[str, Any]]:

@@ -177,13 +177,23 @@ class LiveState(StateScans):
             raise InvalidRequestError("no column is asked for; leave columns out for all of them", state=self.name)
         batcher = self._batchers.get(names)
         if batcher is None:
-            batcher = Batcher(lambda keys: self._find_each(keys, names), self._reads.runtime.threads)
+            batcher = Batcher(
+                lambda keys: self.find_each(keys, names, is_patient=len(keys) == 1), self._reads.runtime.threads
+            )
             batcher = self._batchers.setdefault(names, batcher)
         return batcher.find(key)
 
-    def _find_each(self, keys: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> list[FoundKey]:
-        """Return the rows of each key, from one call; a call for one key waits while its shard is lost."""
-        view, routed, found = self._find(keys, columns, is_patient=len(keys) == 1)
+    def find_each(
+        self, keys: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, *, is_patient: bool = True
+    ) -> list[FoundKey]:
+        """Return what :meth:`find` returns for each key, from one call, for a state with keys.
+
+        Parameters
+        ----------
+        is_patient
+            Whether to wait for a shard that is lost.
+        """
+        view, routed, found = self._find(keys, columns, is_patient=is_patient)
         rows: list[list[dict[str, Any]]] = [[] for _ in keys]
         shards: list[set[int]] = [set() for _ in keys]
         for number, of_shard in found.items():

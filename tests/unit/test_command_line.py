@@ -32,7 +32,8 @@ from statefleet.reads.json_values import cell_text, key_value
 from tests.stored_shards import STORED
 
 COMMANDS = (
-    "status", "queries", "shards", "metrics", "dashboard", "get", "scan", "sql", "versions", "changes", "diff", "export", "move",
+    "status", "queries", "shards", "metrics", "dashboard", "get", "scan", "sql", "versions", "changes", "diff", "export",
+    "serve-sql", "move",
     "drain", "rebalance", "rescale", "branch", "verify", "gc", "drop", "stop", "warm", "doctor",
     "quickstart",
 )  # fmt: skip

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.model.errors import InvalidRequestError, StoreUnavailableError
+from coordinator.runtime.hosts import is_loopback
 from statefleet.dashboard import server as server_module
-from statefleet.dashboard.access import Access, is_loopback
+from statefleet.dashboard.access import Access
 from statefleet.dashboard.options import DashboardOptions
 from statefleet.reads.fleet import LiveFleet
 from tests.fed_fleet import FedFleet

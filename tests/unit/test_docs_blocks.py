@@ -130,7 +130,7 @@ def check(words: list[str]) -> None:
         ]
         assert not missing
     else:
-        assert program in ("cd", "curl", "echo", "export", "mkdir", "pip", "ssh"), f"what is {program}?"
+        assert program in ("cd", "curl", "echo", "export", "mkdir", "pip", "psql", "ssh"), f"what is {program}?"
 
 
 def parse(command: Any, words: list[str]) -> None:

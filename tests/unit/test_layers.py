@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "the fleet": ("statefleet.fleet", "statefleet.map_partitions"),
     # Products: what stands on the core. Nothing of the core imports them.
     "the dashboard": ("statefleet.dashboard",),
-    "reads": ("statefleet.reads",),
+    "reads": ("statefleet.reads", "statefleet.sql_server"),
     "migration": ("statefleet.migration",),
     # The core, on Spark's side.
     "the API": ("spark_jobs.api",),

@@ -173,3 +173,35 @@ def test_rows_beyond_memory_go_to_a_private_folder_that_is_removed_again() -> No
         assert folder.parent == Path(tempfile.gettempdir())
         assert any(folder.iterdir())
     assert not folder.exists()
+
+
+def test_a_query_reads_the_versions_that_it_names() -> None:
+    versions: dict[str, int | None] = {}
+
+    class Versioned(State):
+        name = ""
+
+        def at(self, version: int) -> State:
+            versions[self.name] = version
+            return self
+
+    def state(name: str) -> Any:
+        made = Versioned(TABLES[name], lambda _: None)
+        made.name = name
+        return made
+
+    for query, expected in {
+        "select count(*) from clicks as of version 7": {"clicks": 7},
+        "SELECT count(*) FROM clicks, users AS\n OF VERSION 7;": {"clicks": 7, "users": 7},
+        "select count(*) from clicks at (version => 7) join users using (k)": {"clicks": 7, "users": 1},
+        "select count(*) from public.clicks at (version => 7) where public.clicks.k = 2": {"clicks": 7},
+        "with a as (from clicks) select count(*) from a as of version 7": {"clicks": 7},
+        "select count(*) from clicks -- as of version 7": {"clicks": 1},
+        "select count(*) from clicks where s <> ' as of version 7'": {"clicks": 1},
+    }.items():
+        versions.clear()
+        assert answer(query, state).num_rows == 1
+        assert versions == expected, query
+    for query in ("select * from clicks at (timestamp => now())", "select * from clicks at (version => 1 + 1)"):
+        with pytest.raises(InvalidRequestError, match="read at a version"):
+            answer(query, state)
