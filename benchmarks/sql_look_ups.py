@@ -7,7 +7,7 @@ A query keeps counts and sums of all keys in a fleet on this machine. The server
 random key by a prepared statement, and waits for the row before the next one. Beside it, as many threads of a process of Python call
 ``get``; pgbench asks the same without what makes a look-up of it, so that DuckDB answers; and pgbench looks up keys while the query has
 a batch a second. The sides take turns, round by round, in one run; reported are medians of the rounds. What processes of the server's
-side used of the cores is measured as well: look-ups a core are those of a second over the cores that the server and the store actor were
+side used of the cores is measured too: look-ups a core are those of a second over the cores that the server and the store actor were
 busy on. What 8 cores would give is 8 times that, and no measurement.
 """
 
