@@ -5,15 +5,16 @@
 A query keeps counts and sums of all keys in a fleet on this machine. The server is a process of its own
 (``statefleet serve-sql``), and its client is pgbench, which comes with PostgreSQL and is in C: each of its connections looks up a
 random key by a prepared statement, and waits for the row before the next one. Beside it, as many threads of a process of Python call
-``get``, and pgbench asks the same without what makes a look-up of it, so that DuckDB answers. The sides take turns, round by round, in
-one run; reported are medians of the rounds. What processes of the server's side used of the cores is measured as well: look-ups a core
-are those of a second over the cores that the server and the store actor were busy on. What 8 cores would give is 8 times that, and no
-measurement.
+``get``; pgbench asks the same without what makes a look-up of it, so that DuckDB answers; and pgbench looks up keys while the query has
+a batch a second. The sides take turns, round by round, in one run; reported are medians of the rounds. What processes of the server's
+side used of the cores is measured too: look-ups a core are those of a second over the cores that the server and the store actor were
+busy on. What 8 cores would give is 8 times that, and no measurement.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -142,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--keys", type=int, default=200_000)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64], help="connections, or threads of get")
     parser.add_argument("--seconds", type=float, default=5, help="of a round")
+    parser.add_argument("--batch-rows", type=int, default=10_000, help="of the batches beside look-ups, one a second")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--executor-memory", default="1g")
@@ -155,21 +157,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figures = dict[str, Any]()
     with session("statefleet-sql-look-ups", options) as (spark, root):
         fleet = connect(f"file://{root}/fleet")
-        rows = pa.table({"k": np.arange(options.keys), "x": np.arange(options.keys) % 1000})
+        numbers = itertools.count()
+
+        def files(rows: int) -> Path:
+            """Write another file of keys."""
+            keys = (
+                np.arange(options.keys)
+                if rows == options.keys
+                else np.random.default_rng().integers(0, options.keys, rows)
+            )
+            return write_rows(root / f"rows-{next(numbers)}.parquet", pa.table({"k": keys, "x": keys % 1000}))
+
         source = spark.readStream.schema("k long, x long").parquet(str(Variant.input_folder(root, _NAME)))
         counts = fleet.stateful(source, name=_NAME, shards=options.shards).groupBy("k")
         variant = Variant.start(_NAME, root, counts.agg(F.count("*").alias("n"), F.sum("x").alias("total")), "update")
-        variant.run(write_rows(root / "rows.parquet", rows))
+        variant.run(files(options.keys))
         with serving(fleet.uri) as (url, server):
             scripts = {name: root / f"{name.replace(' ', '-')}.sql" for name in _SCRIPTS}
             for name, text in _SCRIPTS.items():
                 scripts[name].write_text(text.format(last=options.keys - 1))
+
+            def beside_batches(side: Callable[[float], Any]) -> Callable[[float], Any]:
+                return lambda seconds: _beside(lambda: variant.run(files(options.batch_rows)), lambda: side(seconds))
+
             for clients in options.clients:
-                figures[str(clients)] = _of_clients(clients, fleet.uri, url, server, scripts, options, root)
+                figures[str(clients)] = _of_clients(
+                    clients, fleet.uri, url, server, scripts, options, root, beside_batches
+                )
         variant.query.stop()
         fleet.shutdown()
     print(json.dumps(figures, indent=2))
     report_json(options, keys=options.keys, clients=figures, risingwave=RISINGWAVE)
+
+
+def _beside(batch: Callable[[], Any], side: Callable[[], Any]) -> Any:
+    """Return what a side gives while there is a batch a second."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(1):
+            batch()
+
+    running = threading.Thread(target=run)
+    running.start()
+    try:
+        return side()
+    finally:
+        ended.set()
+        running.join()
 
 
 def _of_clients(
@@ -180,6 +215,7 @@ def _of_clients(
     scripts: dict[str, Path],
     options: argparse.Namespace,
     root: Path,
+    beside_batches: Callable[[Callable[[float], Any]], Callable[[float], Any]],
 ) -> dict[str, Any]:
     """Return the medians of each side's rounds, and the ratio of look-ups by SQL and by ``get``."""
     actors, own = store_actors(), psutil.Process(os.getpid())
@@ -187,6 +223,7 @@ def _of_clients(
         "get": (lambda seconds: by_get(uri, options.keys, clients, seconds), [own, *actors]),
         "sql": (lambda seconds: by_pgbench(url, scripts["sql"], options, root, clients, seconds), [server, *actors]),
     }
+    sides["sql beside batches"] = beside_batches(sides["sql"][0]), [server, *actors]
     if clients == min(options.clients):
         slow = scripts["sql by DuckDB"]
         sides["sql by DuckDB"] = (

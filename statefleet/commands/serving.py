@@ -39,6 +39,7 @@ def serve_sql(
     It runs until it is interrupted. The password of every user is the token.
     """
     from coordinator.model.errors import InvalidRequestError
+    from coordinator.runtime.runtime import freeze_imports
     from statefleet.sql_server.backend import Limits
     from statefleet.sql_server.server import serve
 
@@ -61,4 +62,5 @@ def serve_sql(
         else:
             print_text(f"{served.url} (until it is interrupted)")
         sys.stdout.flush()
+        freeze_imports()
         ended.wait()
