@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
+import pyarrow as pa
+
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.extras import import_extra
 from coordinator.runtime.hosts import is_loopback
@@ -142,4 +144,6 @@ def serve(
                 cert=str(tls_cert),
                 cause=error,
             ) from error
+    # Arrow imports pandas at its first value: now, and not while clients wait.
+    pa.scalar(0)
     return ServedSql(SqlServer(states, Access(token), limits or Limits(), context), host, port)
