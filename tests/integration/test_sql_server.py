@@ -52,12 +52,15 @@ class Clicks:
 
 
 @pytest.fixture(scope="module")
-def clicks(spark: SparkSession, fleet: sf.Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clicks]:
+def clicks(spark: SparkSession, new_uri: NewUri, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clicks]:
+    # Of its own, as other tests have states of these names.
+    fleet = sf.connect(new_uri())
     running = Clicks(fleet, tmp_path_factory.mktemp("clicks"))
     running.add(("u1", 1, 5), ("u1", 2, 10), ("it's", 1, 1))
     running.add(("u1", 1, 15), ("u2", 1, 7))
     yield running
     running.stop()
+    fleet.shutdown()
 
 
 @pytest.fixture(scope="module")

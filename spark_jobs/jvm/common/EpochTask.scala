@@ -124,9 +124,6 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   @volatile private var cutAt = System.nanoTime() - EpochTask.GatherNs
   @volatile private var gatherNs = EpochTask.GatherNs
 
-  /** How long pieces took to be answered lately. */
-  private var answerNs = 0L
-
   /** Since when the oldest row waits, and the oldest unanswered one did; and the longest wait of a row in the epoch. */
   private var waitingSince = 0L
   private var unansweredSince = 0L
@@ -254,6 +251,7 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
       streams.foreach(_.cut(epoch))
       if (unanswered == 0) unansweredSince = waitingSince
       unanswered += waiting
+      gatherNs = if (waiting >= EpochTask.BusyRows) EpochTask.BusyGatherNs else EpochTask.GatherNs
       waiting = 0
       waitingBytes = 0L
       cutAt = System.nanoTime()
@@ -263,12 +261,7 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
 
   def answered(rows: Int): Unit = if (rows > 0) synchronized {
     unanswered -= rows
-    if (unanswered == 0) {
-      val now = System.nanoTime()
-      longest = math.max(longest, now - unansweredSince)
-      answerNs += (now - cutAt - answerNs) / EpochTask.Smoothed
-      gatherNs = math.min(EpochTask.MostGatherNs, math.max(EpochTask.GatherNs, EpochTask.AnswerTimes * answerNs))
-    }
+    if (unanswered == 0) longest = math.max(longest, System.nanoTime() - unansweredSince)
   }
 
   /** Waits until something can be sent or has come, or rows wait to be sent. */
@@ -294,16 +287,10 @@ object EpochTask {
   /** Milliseconds between questions whether an epoch was ended for which there is no room. */
   private final val FullMs = 100L
 
-  /**
-   * Nanoseconds between two times at which rows are sent, at least and at most; and between those how many times as long
-   * as pieces take to be answered: each costs a store actor as much as many rows.
-   */
+  /** Nanoseconds between two times at which rows are sent, at least; and between those of a busy task, which sent so many. */
   private final val GatherNs = 4000000L
-  private final val MostGatherNs = 12000000L
-  private final val AnswerTimes = 4L
-
-  /** Answers over which their time is smoothed. */
-  private final val Smoothed = 4L
+  private final val BusyGatherNs = 8000000L
+  private final val BusyRows = 50
 
   /** Milliseconds between looks whether the task was cancelled, if nothing wakes it. */
   private final val LookMs = 1000L
