@@ -13,6 +13,7 @@ import ray
 import statefleet as sf
 from tests.code_blocks import blocks_of
 from tests.conftest import NewUri
+from tests.integration.streams import short_list
 
 WORDS = [{"a": 2, "b": 1}, {"a": 3, "b": 1, "c": 1}]
 
@@ -26,7 +27,7 @@ def ran(uri: str, way: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=root)
 
 
-@pytest.mark.parametrize("way", ["near", pytest.param("far", marks=pytest.mark.replay), "killed"])
+@pytest.mark.parametrize("way", short_list(["near", "far", "killed"], ["near"]))
 def test_a_session_on_threads_counts_beside_ray(fleet: sf.Fleet, new_uri: NewUri, tmp_path: Path, way: str) -> None:
     """By the sockets of its machine; by a port of another one; and while its store actors are killed after each batch."""
     done = ran(fleet.uri, way, tmp_path)
