@@ -77,8 +77,8 @@ def test_standbys_take_over_from_a_node_that_is_lost(
         assert not actors.node_answers(lost.node_id), "Ray has not noticed yet"
         query.batch()
         # A shard that is read back has the deltas of all batches before. The next standbys, of four shards, read at most what was
-        # committed since their copy.
-        assert read_files(followed, survivors) - read < query.batches - 1, "no shard was read"
+        # committed since their copy: a file each, and on busy cores two.
+        assert read_files(followed, survivors) - read < 4 + query.batches - 1, "no shard was read"
         print(f"the next batch was finished {time.monotonic() - begun:.1f} s after the node was killed")
         after = query.nodes()
         assert set(after) == survivors
