@@ -81,6 +81,7 @@ class Target:
         """
         possible = query_modes(plan.schema) if refused is None else OUTPUT_MODES
         by_spark = refused_modes(analysed(spark_frame), OUTPUT_MODES)
+        # Spark refuses all sessions that are updated, and the fleet has them.
         if plan.schema.operator is OperatorKind.SESSION and "ession window" in by_spark.get("update", ""):
             del by_spark["update"]
         reasons = {**by_spark, **(refused or {})}

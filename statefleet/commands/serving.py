@@ -40,8 +40,6 @@ def serve_sql(
     """
     from coordinator.model.errors import InvalidRequestError
     from coordinator.runtime.runtime import freeze_imports
-    from statefleet.sql_server.backend import Limits
-    from statefleet.sql_server.server import serve
 
     token = None
     if token_file is not None:
@@ -51,12 +49,20 @@ def serve_sql(
             raise InvalidRequestError(
                 "the token cannot be read; nothing is served", file=str(token_file), cause=error
             ) from error
-    limits = Limits(rows, seconds, connections)
     fleet = open_states(uri, address, offline=offline)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    with serve(fleet, host=host, port=port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits) as served:
+    with fleet.serve_sql(
+        host=host,
+        port=port,
+        token=token,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        rows=rows,
+        seconds=seconds,
+        connections=connections,
+    ) as served:
         if as_json:
             print_json({"url": served.url})
         else:

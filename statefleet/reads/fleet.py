@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -237,8 +238,8 @@ class LiveFleet:
         host: str = "127.0.0.1",
         port: int = 5433,
         token: str | None = None,
-        tls_cert: str | None = None,
-        tls_key: str | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
         rows: int = 100_000,
         seconds: float = 60.0,
         connections: int = 100,

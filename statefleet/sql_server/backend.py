@@ -114,6 +114,8 @@ class Client(Protocol):
 
     def end(self, reason: str) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Backend:
     """What all connections share: the states, who may read them, and what runs.
@@ -134,7 +136,7 @@ class Backend:
         self.look_ups = LookUps(self._keys, self._patient)
         self._plans = Plans(states.table)
         self._catalogue = Catalogue(states)
-        self._clients: dict[int, Client] = {}
+        self._conversations: dict[int, Client] = {}
 
     def shut_down(self) -> None:
         """Begin nothing more."""
@@ -143,15 +145,15 @@ class Backend:
 
     def forget(self, number: int) -> None:
         """Take note that a conversation has ended."""
-        self._clients.pop(number, None)
+        self._conversations.pop(number, None)
 
     def is_full(self) -> bool:
         """Return whether no further client is let in."""
-        return sum(each.is_known for each in self._clients.values()) >= self.limits.connections
+        return sum(each.is_known for each in self._conversations.values()) >= self.limits.connections
 
     def cancel(self, number: int, secret: bytes) -> None:
         """End the statement of a connection, for who knows its secret."""
-        client = self._clients.get(number)
+        client = self._conversations.get(number)
         if client is not None and hmac.compare_digest(secret, client.secret):
             client.end("the statement was cancelled, as its client wanted")
 

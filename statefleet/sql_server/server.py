@@ -28,7 +28,6 @@ class SqlServer(Backend):
 
     def __init__(self, states: States, access: Access, limits: Limits, tls: ssl.SSLContext | None) -> None:
         super().__init__(states, access, limits, tls)
-        self._conversations: dict[int, Conversation] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -55,12 +54,8 @@ class SqlServer(Backend):
         number = secrets.randbelow(1 << 31)
         while number in self._conversations:
             number = secrets.randbelow(1 << 31)
-        conversation = self._conversations[number] = self._clients[number] = Conversation(self, number)
+        conversation = self._conversations[number] = Conversation(self, number)
         return conversation
-
-    def forget(self, number: int) -> None:
-        super().forget(number)
-        self._conversations.pop(number, None)
 
 
 class ServedSql:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,6 +17,8 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
+
+from statefleet.fleet import Fleet
 
 #: Streaming DataFrames by name.
 Streams = dict[str, DataFrame]
@@ -170,6 +173,13 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def lose_store_actors(fleet: Fleet) -> None:
+    """Kill all store actors of a fleet that live; Ray starts them again."""
+    for actor in fleet.status()["store_actors"]:
+        if actor["alive"]:
+            os.kill(actor["pid"], signal.SIGKILL)
 
 
 Running = TypeVar("Running", StreamingQuery, list[Run])

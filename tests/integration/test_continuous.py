@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -34,7 +32,7 @@ from tests.integration.rate_epochs import (
     values_read,
     view,
 )
-from tests.integration.streams import stopping
+from tests.integration.streams import lose_store_actors, stopping
 
 
 def batch_of(spark: SparkSession, folder: Path, epoch: int) -> DataFrame:
@@ -87,9 +85,7 @@ def test_a_query_goes_on_by_itself_after_its_store_actors_were_lost(
     with stopping(started(counts, folder)) as query:
         for _ in range(2):
             await_epochs(query, folder, 3)
-            for actor in fleet.status()["store_actors"]:
-                if actor.get("alive", True):
-                    os.kill(actor["pid"], signal.SIGKILL)
+            lose_store_actors(fleet)
         await_epochs(query, folder, 3)
     assert message_threads(spark) == taking_messages
     epoch = committed(folder)

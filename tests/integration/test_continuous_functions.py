@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from tests.integration.rate_epochs import (
     state_rows,
     view,
 )
-from tests.integration.streams import stopping
+from tests.integration.streams import lose_store_actors, stopping
 
 
 def counted(keys: pa.Table, rows: pa.Table, state: Any) -> pa.Table:
@@ -64,9 +62,7 @@ def test_a_function_goes_on_after_its_store_actors_were_lost_and_between_rescale
     counts, folder = counts_of(rate(spark), fleet, name), tmp_path / "checkpoint"
     with stopping(started(counts, folder)) as query:
         await_epochs(query, folder, 2)
-        for actor in fleet.status()["store_actors"]:
-            if actor.get("alive", True):
-                os.kill(actor["pid"], signal.SIGKILL)
+        lose_store_actors(fleet)
         await_epochs(query, folder, 3)
         for shards in (4, 2):
             fleet.rescale(name, shards)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +16,7 @@ from spark_jobs.plan.result_order import with_result_order
 from statefleet.fleet import Fleet
 from tests.clocks import until
 from tests.integration.rate_epochs import KEYS, await_epochs, committed, rate, started, values_read, view
-from tests.integration.streams import Feed, Run, stopping
+from tests.integration.streams import Feed, Run, lose_store_actors, stopping
 
 
 def ends_at(offset: Any) -> dict[str, int]:
@@ -72,9 +70,7 @@ def test_the_greater_order_of_a_key_is_the_newer_result(
     with stopping(started(with_result_order(counts), folder, "memory", name)) as query:
         for _ in range(2):
             await_epochs(query, folder, 3)
-            for actor in fleet.status()["store_actors"]:
-                if actor.get("alive", True):
-                    os.kill(actor["pid"], signal.SIGKILL)
+            lose_store_actors(fleet)
         await_epochs(query, folder, 3)
     rows = spark.table(view(name)).where(f"result_order.epoch <= {committed(folder)}").collect()
     for results in orders_of(rows, "result_order").values():

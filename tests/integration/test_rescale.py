@@ -5,8 +5,6 @@ Random programs of every operator that Spark has, too, are rescaled in :mod:`tes
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from coordinator.model.errors import InvalidRequestError
 from statefleet.cli import main
 from statefleet.fleet import Fleet
 from tests.clocks import until
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, lose_store_actors
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
 
@@ -90,9 +88,7 @@ def test_new_shards_outlive_the_store_actors_that_made_them_and_a_backlog(
 
         def lose_all(batch_id: int, first: int = 3 * round_) -> None:
             if batch_id == first:
-                for actor in fleet.status()["store_actors"]:
-                    if actor["alive"]:
-                        os.kill(actor["pid"], signal.SIGKILL)
+                lose_store_actors(fleet)
 
         with Run(
             totals(fleet, feed, name, shards), "update", tmp_path / "ck", on_batch=lose_all, available_now=True

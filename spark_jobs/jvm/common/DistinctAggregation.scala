@@ -145,15 +145,14 @@ object DistinctAggregation {
 
     def text: String = values.map(toPrettySQL(_)).mkString(" ") + where.fold("")(" where " + toPrettySQL(_))
 
+    private val compared = (values.map(_.canonicalized), where.map(_.canonicalized))
+
     override def equals(other: Any): Boolean = other match {
-      case Values(others, otherwise) => isSame(values ++ where, others ++ otherwise) && where.size == otherwise.size
+      case same: Values => compared == same.compared
       case _ => false
     }
 
-    override def hashCode: Int = (values ++ where).map(_.canonicalized).hashCode
-
-    private def isSame(one: Seq[Expression], other: Seq[Expression]) =
-      one.length == other.length && one.zip(other).forall { case (left, right) => left.semanticEquals(right) }
+    override def hashCode: Int = compared.hashCode
   }
 
   private object Values {

@@ -44,16 +44,17 @@ object IdleSources {
   private val set = classOf[MicroBatchExecution].getMethods.find(_.getName == "watermarkTracker_$eq").get
 
   /** Has a query's watermark leave out sources that are silent for so long; the longest of several operators counts. */
-  def leaveOut(query: StreamExecution, idleMs: Long): Unit = (query, query match {
-    case batches: MicroBatchExecution => of.invoke(batches)
-    case _ => null
-  }) match {
-    case (_, sources: IdleSources) if sources.idleMs >= idleMs =>
-    case (batches: MicroBatchExecution, present: SparkTracker) =>
-      val policy = batches.sparkSession.sessionState.conf.getConf(SQLConf.STREAMING_MULTIPLE_WATERMARK_POLICY)
-      val sources = new IdleSources(WatermarkPolicy(policy), batches.logicalPlan, idleMs)
-      sources.setWatermark(present.currentWatermark)
-      set.invoke(batches, sources)
+  def leaveOut(query: StreamExecution, idleMs: Long): Unit = query match {
+    case batches: MicroBatchExecution =>
+      of.invoke(batches) match {
+        case sources: IdleSources if sources.idleMs >= idleMs =>
+        case present: SparkTracker =>
+          val policy = batches.sparkSession.sessionState.conf.getConf(SQLConf.STREAMING_MULTIPLE_WATERMARK_POLICY)
+          val sources = new IdleSources(WatermarkPolicy(policy), batches.logicalPlan, idleMs)
+          sources.setWatermark(present.currentWatermark)
+          set.invoke(batches, sources)
+        case _ =>
+      }
     case _ =>
   }
 
