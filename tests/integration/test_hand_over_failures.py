@@ -62,7 +62,9 @@ class Server:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        # One that has never answered may be just starting.
+        # One that has not answered since it was started does not hang; the last answer may be of one that a test ended since.
+        for watched in self.nodes._watched.values():
+            watched.ping, watched.has_answered = None, False
         until(lambda: all(watched.has_answered for watched in self.nodes._watched.values()))
         with paused(self.pid):
             yield
