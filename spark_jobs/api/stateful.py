@@ -16,8 +16,9 @@ from spark_jobs.api.target import Target
 from spark_jobs.functions.group_plan import GroupFunction, build_group_state
 from spark_jobs.functions.state_batch import BatchFunction
 from spark_jobs.operators.aggregate import build_plan
-from spark_jobs.operators.join import build_join
+from spark_jobs.operators.join import build_as_of_join, build_join
 from spark_jobs.operators.kept_rows import ColumnLike, build_deduplicate, build_limit, build_top
+from spark_jobs.plan.event_time import interval_ms
 from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError, RefusedQueryError
 from spark_jobs.transform.plan import Transformation, build_transform
 from spark_jobs.transform.processor import StatefulProcessor
@@ -384,6 +385,53 @@ class StatefulDataFrame(StreamingFrame):
             return self._over(joined)
         mode = self._target.mode("append")
         return self._target.run(build_join(self._df, right, on, how, mode), joined)
+
+    def joinAsOf(
+        self,
+        other: DataFrame | StatefulDataFrame,
+        leftAsOfColumn: ColumnLike,
+        rightAsOfColumn: ColumnLike,
+        on: str | list[str] | Column | list[Column],
+        how: str = "inner",
+        *,
+        tolerance: str | None = None,
+        allowExactMatches: bool = True,
+    ) -> DataFrame:
+        """Join each row with the newest row of another stream, of equal columns, that is not later: such as a trade with the quote of
+        its time.
+
+        A row is emitted once, when the watermark has passed it: then its match is final. Of the other stream, the newest row of each
+        key is kept, and those that the watermark has not passed. Among rows of equal time, the last to arrive is the newest.
+
+        Parameters
+        ----------
+        leftAsOfColumn, rightAsOfColumn
+            The columns of event time, each with a watermark.
+        on
+            Names of columns that both have, or equalities.
+        how
+            ``inner``, or ``left``: with nulls for a row without a match.
+        tolerance
+            How much older a match may be, as an interval of ``withWatermark``; None for any time. With it keys end, too.
+        allowExactMatches
+            Whether a row of the same time matches; without, nor does one that is older by all of the tolerance.
+        """
+        right = self._frame_of(other)
+        if not right.isStreaming:
+            raise RefusedQueryError(
+                "an as-of join is of two streams; use join for a static DataFrame", state=self._target.name
+            )
+        plan = build_as_of_join(
+            self._df,
+            right,
+            (leftAsOfColumn, rightAsOfColumn),
+            on,
+            how,
+            None if tolerance is None else interval_ms(self._df.sparkSession, tolerance),
+            self._target.mode("append"),
+            is_strict=not allowExactMatches,
+        )
+        return self._target.run(plan, self._df)
 
     def crossJoin(self, other: DataFrame | StatefulDataFrame) -> Any:
         """Join with a static DataFrame without a condition, as ``DataFrame.crossJoin``; two streams have no cross join, as in Spark."""

@@ -8,7 +8,7 @@ either side may still match (Spark's ``StreamingSymmetricHashJoinHelper``), and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -23,12 +23,15 @@ from spark_jobs.operators.join_keys import JoinCondition, JoinKeys, join_keys, s
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import watermark_time
 from spark_jobs.plan.keys import leaf_field
-from spark_jobs.plan.logical import Plan, projected, resolved
+from spark_jobs.plan.logical import Plan, analysed, projected, resolved
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import RowColumns
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN
-from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinType, join_schema
+from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, AsOf, JoinOptions, JoinType, join_schema
+
+ColumnLike = str | Column
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,80 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
     check_output_mode("a join of two streams", output_mode, ("append",))
     node = analysed_join(left.join(right, on, how))
     keys = join_keys(*node.keys)
+    return _planned(node, keys, _split(node, keys), lags_ms(spark, node), None)
+
+
+def build_as_of_join(
+    left: DataFrame,
+    right: DataFrame,
+    times: tuple[ColumnLike, ColumnLike],
+    on: Any,
+    how: str,
+    tolerance_ms: int | None,
+    output_mode: str,
+    *,
+    is_strict: bool,
+) -> JoinPlan:
+    """Plan ``left.joinAsOf(right, *times, on, how)``.
+
+    Parameters
+    ----------
+    times
+        The column of each side by which its rows have a watermark.
+
+    Raises
+    ------
+    InvalidRequestError
+        A time is another column, the join is of another type or has another condition than equal columns, or state cannot store a
+        part of it.
+    pyspark.errors.AnalysisException
+        Spark cannot resolve it.
+    """
+    check_output_mode("an as-of join", output_mode, ("append",))
+    node = analysed_join(left.join(right, on, how), is_checked=False)
+    if node.kind not in (JoinType.INNER, JoinType.LEFT_OUTER):
+        raise RefusedQueryError(
+            "an as-of join is an inner or a left outer one, as each left row has one match at most", join=node.kind
+        )
+    keys = replace(join_keys(*node.keys), expiry=None)  # rows are kept by the times that are compared
+    split = _split(node, keys)
+    if split.condition.tree is not None or split.condition.later:
+        raise RefusedQueryError(
+            "an as-of join compares equal columns and the times, and nothing else of both sides; give equalities, and filter the rows "
+            "of either side before",
+            join=node.kind,
+        )
+    for side, (frame, time) in enumerate(zip((left, right), times, strict=True)):
+        marked = _marked(node.attributes(side))
+        compared = analysed(frame.select(time)).projected[0].unaliased
+        if marked is None or marked.id != compared.id:
+            raise RefusedQueryError(
+                "an as-of join takes the columns of both sides by which their rows have a watermark: until it has passed a left row, "
+                "a nearer right one may come; call withWatermark on both streams, and name its column",
+                column=compared.sql,
+                watermark=None if marked is None else marked.name,
+            )
+        # A row without a time is before and after nothing.
+        split.condition.pre[side].append(Expression.of(marked.column().isNotNull()))
+    as_of = AsOf(("l_late", "r_late"), None if tolerance_ms is None else tolerance_ms * 1000, is_strict)
+    return _planned(node, keys, split, (0, tolerance_ms), as_of)
+
+
+def _marked(columns: Sequence[Expression]) -> Expression | None:
+    """Return the one of a side's columns by which its rows are late."""
+    return next((column for column in columns if column.watermark_delay_ms is not None), None)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """What each side stores, and the condition by where it is evaluated; `owner` is the side that emits shared columns of the keys."""
+
+    rows: Sequence[RowColumns]
+    condition: JoinCondition
+    owner: int
+
+
+def _split(node: JoinNode, keys: JoinKeys) -> _Split:
     if node.kind is JoinType.FULL_OUTER:
         keys = keys.without_structs()
     # A key's column that is among the results is emitted once, by the side that has a row in every result.
@@ -122,9 +199,7 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
     condition = split_condition(
         node.rest, node.sides, _stored_fields(node, rows, keys), is_inner=node.kind is JoinType.INNER
     )
-    lags = lags_ms(spark, node)
-    sides = [_side(node, side, keys, rows[side], condition, lags[side]) for side in (0, 1)]
-    return _planned(node, keys, rows, condition, lags, sides, owner)
+    return _Split(rows, condition, owner)
 
 
 def _stored_fields(node: JoinNode, rows: Sequence[RowColumns], keys: JoinKeys) -> dict[int, Field]:
@@ -166,23 +241,30 @@ def _side(
     rows: RowColumns,
     condition: JoinCondition,
     lag_ms: int | None,
+    as_of: AsOf | None,
 ) -> _Side:
     prefix = "lr"[side]
     extra = list(condition.computed[side])
     attributes = node.attributes(side)
-    marked = next((attribute for attribute in attributes if attribute.watermark_delay_ms is not None), None)
+    marked = _marked(attributes)
     late = expiry = pre = None
     late_columns: dict[str, Sequence[str]] = {}
     if marked is not None:
         time = watermark_time(marked)
         late = f"{prefix}_late"
         extra.append((Field(late, "timestamp"), time))
-        if not _is_compared(node, side, marked):
+        if as_of is None and not _is_compared(node, side, marked):
             name = f"{prefix}{attributes.index(marked)}"
             late_columns[late] = [
                 field.name for field in rows.fields if field.name == name or field.name.startswith(f"{name}_")
             ]
-        if keys.expiry is None and lag_ms is not None:
+        if as_of is not None and side == 0:
+            expiry = late
+        elif as_of is not None:
+            # Until the watermark has reached it; then the store actor says for how long.
+            expiry = f"{prefix}_expires"
+            extra.append((Field(expiry, "timestamp"), time))
+        elif keys.expiry is None and lag_ms is not None:
             expiry = f"{prefix}_expires"
             extra.append((Field(expiry, "timestamp"), F.timestamp_micros(F.unix_micros(time) + lag_ms * 1000)))
     if condition.pre[side]:
@@ -220,12 +302,12 @@ def _all(conditions: Sequence[Expression]) -> Column:
 def _planned(
     node: JoinNode,
     keys: JoinKeys,
-    rows: Sequence[RowColumns],
-    condition: JoinCondition,
+    split: _Split,
     lags: tuple[int | None, int | None],
-    sides: Sequence[_Side],
-    owner: int,
+    as_of: AsOf | None,
 ) -> JoinPlan:
+    rows, condition, owner = split.rows, split.condition, split.owner
+    sides = [_side(node, side, keys, rows[side], condition, lags[side], as_of) for side in (0, 1)]
     types = [{item.name: item for item in side.prepared.schema.fields} for side in sides]
     output = [[field.name for field in columns.fields] for columns in rows]
     output[owner] = [*_emitted_leaves(node, keys, owner), *output[owner]]
@@ -241,6 +323,8 @@ def _planned(
         "condition": condition.tree,
         "output_lag_us": [None if lag is None else lag * 1000 for lag in lags],
     }
+    if as_of is not None:
+        options["as_of"] = {**asdict(as_of), "times": [*as_of.times]}
     fields = [tuple(leaf_field(types[side][field.name]) for field in sides[side].fields) for side in (0, 1)]
     delays = [
         delay
@@ -259,7 +343,12 @@ def _planned(
         for attribute, result in zip(node.attributes(side), rows[side].results, strict=False)
     ]
     schema = join_schema(keys.leaves, fields[0], fields[1], options, delays[0] if delays else None)
-    view = {name: _side_view(node, side, keys, rows[side], condition) for side, name in enumerate(("left", "right"))}
+    view = {
+        name: _side_view(
+            node, side, keys, rows[side], condition, is_marked=JoinOptions.of(schema.options).is_marked(side)
+        )
+        for side, name in enumerate(("left", "right"))
+    }
     return JoinPlan(
         inputs=tuple(side.prepared for side in sides),
         schema=structs.replace(schema, shown=view),
@@ -284,7 +373,9 @@ def _emitted_leaves(node: JoinNode, keys: JoinKeys, owner: int) -> list[str]:
     ]
 
 
-def _side_view(node: JoinNode, side: int, keys: JoinKeys, rows: RowColumns, condition: JoinCondition) -> dict[str, Any]:
+def _side_view(
+    node: JoinNode, side: int, keys: JoinKeys, rows: RowColumns, condition: JoinCondition, *, is_marked: bool
+) -> dict[str, Any]:
     """Return the view of a side for readers: the join's keys, then the side's other stored columns."""
     number = {"op": "literal", "type": "int8", "value": side}
     component = ViewComponent(where={"op": "=", "args": [column(SIDE_COLUMN), number]})
@@ -298,6 +389,6 @@ def _side_view(node: JoinNode, side: int, keys: JoinKeys, rows: RowColumns, cond
         # A left semi join emits no column of its right side, but its condition may read some.
         if (read := Expression.of(computed)).is_attribute:
             component.value(read.name, column(field.name))
-    if node.kind.is_outer(side):
+    if is_marked:
         component.extra("matched", column(MATCHED_COLUMN))
     return component.to_json()

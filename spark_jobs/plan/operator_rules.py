@@ -127,6 +127,10 @@ def _deduplication(schema: StateSchema) -> str | None:
 
 
 def _join(schema: StateSchema) -> str | None:
+    as_of = schema.options.get("as_of")
+    if as_of is not None:
+        endless = "an as-of join without a tolerance keeps a row of its right side for each key for ever; give one, where keys end"
+        return endless if as_of["within_us"] is None else None
     expiry = schema.options.get("expiry") or (None, None)
     sides = [side for side, name in zip(("left", "right"), expiry, strict=True) if name is None]
     if not sides:

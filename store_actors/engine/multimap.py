@@ -155,6 +155,31 @@ class MultimapTable(GroupTable):
             )  # fmt: skip
 
 
+def numbered_keys(table: GroupTable, rows: Words) -> tuple[Slots, Slots]:
+    """Return the number of each row's key, the last column left out, from 0 as they come; and the first row of each key.
+
+    Parameters
+    ----------
+    table
+        Its last key is :data:`ROW_COLUMN`.
+    rows
+        Words of it.
+    """
+    layout, size = table.layout, len(rows)
+    ids, firsts = np.empty(size, np.int64), np.empty(size, np.int64)
+    count = chain_kernels.number_keys(
+        rows,
+        layout.flag_words,
+        layout.key_words - 1,
+        layout.chain_mask,
+        table.secret,
+        new_index(HEAP, size),
+        ids,
+        firsts,
+    )
+    return ids, firsts[:count]
+
+
 class MultiTable(VersionedTable):
     """A :class:`VersionedTable` of rows of which many share a key.
 

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from coordinator.model.schema import StateSchema
 from store_actors.engine import index_kernels, row_kernels
-from store_actors.engine.arrays import Bytes, Mask, Slots, Words
+from store_actors.engine.arrays import Bytes, Mask, Slots, Words, distinct
 from store_actors.engine.expiry_queue import ExpiryQueue
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.hash_kernels import row_secrets, secret_words
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import Feed
 from store_actors.engine.lists import ListPool, opened
 from store_actors.engine.memory import HEAP, Memory, blocks, index_room, larger_index, new_index, steps
@@ -309,6 +310,13 @@ class GroupTable(WordRows):
                 self.secret, layout.expiry_word, limit, self._free, self._counters, out[count:],
             )  # fmt: skip
         return out[:count].copy()
+
+    def due(self, limit: int) -> Slots:
+        """Return the slots of groups whose expiry is at most ``limit`` (microseconds); the caller removes or :meth:`put`s each."""
+        slots = distinct(self._expiry_queue.due(limit))
+        is_there = (self.rows[slots, 0] & LIVE) != 0
+        due: Slots = slots[is_there & (self.rows[slots, self.layout.expiry_word].view(np.int64) <= limit)]
+        return due
 
     def taken(self, slots: Slots) -> Words:
         """Return copies of the rows at these slots."""

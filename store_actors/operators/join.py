@@ -127,6 +127,18 @@ class JoinShard:
                 # Nor does it count rows that leave the state through the results, matched or not.
                 removed += len(expired) - passing
             emitted += self._alone(index, side.unmatched(expired))
+        return self._change(rows, new, emitted, watermark_ms, version, kept, removed)
+
+    def _change(
+        self,
+        rows: ShardInput,
+        new: Sequence[SideRows],
+        emitted: Sequence[pa.Table],
+        watermark_ms: int,
+        version: int,
+        kept: int,
+        removed: int,
+    ) -> Change:
         return Change(
             version=version,
             base_version=self.version,
@@ -146,12 +158,20 @@ class JoinShard:
         for indices, slots in self._pairs(index, rows):
             rows.matched[indices] = True
             opposite.mark(slots)
-            side = self._sides[index]
-            for piece in self._cut_pairs(index, rows, indices, slots, (side.output_fields, opposite.output_fields)):
-                new_rows = np.take(rows.words, indices[piece], axis=0)
-                kept_rows = opposite.table.taken(slots[piece])
-                emitted.append(self._table(index, side.output(new_rows), opposite.output(kept_rows)))
+            emitted += self._pair_tables(index, rows, indices, slots)
         return emitted
+
+    def _pair_tables(self, index: int, rows: SideRows, indices: Slots, slots: Slots) -> list[pa.Table]:
+        """Return pairs of rows of a side and kept rows of the opposite side."""
+        side, opposite = self._sides[index], self._sides[1 - index]
+        return [
+            self._table(
+                index,
+                side.output(np.take(rows.words, indices[piece], axis=0)),
+                opposite.output(opposite.table.taken(slots[piece])),
+            )
+            for piece in self._cut_pairs(index, rows, indices, slots, (side.output_fields, opposite.output_fields))
+        ]
 
     def _semi_join(self, index: int, rows: SideRows) -> tuple[list[pa.Table], int]:
         """Return the left rows that match for the first time, and how many of them were kept until now."""

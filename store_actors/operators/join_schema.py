@@ -19,6 +19,9 @@ Options, as JSON; pairs are [left, right], and null or missing is none:
 ``output_lag_us``  how far behind the watermark the event times of each side's kept rows may be, in microseconds
                    (Spark: watermark less state watermark, 0 if the key has the event time); null if they may not be kept
                    by event time
+``as_of``          of an as-of join: ``times``, a timestamp column of each side, ``within_us``, how many microseconds a match may
+                   be older, null for any number, and ``is_strict``, whether a row of the same time, or as old as that, is no
+                   match. The left side expires by its time, the right one by a column that has it at first
 =================  ============================================================================================
 """
 
@@ -63,6 +66,15 @@ Names = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
+class AsOf:
+    """Which row of the right side an as-of join takes: the newest before, or not after, the left row's time."""
+
+    times: tuple[str, str]
+    within_us: int | None
+    is_strict: bool
+
+
+@dataclass(frozen=True, slots=True)
 class JoinOptions:
     """``StateSchema.options`` of a join; the module says what each is. Pairs are (left, right)."""
 
@@ -75,6 +87,7 @@ class JoinOptions:
     pre: Names
     condition: Mapping[str, Any] | None
     output_lag_us: tuple[int | None, int | None]
+    as_of: AsOf | None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> JoinOptions:
@@ -83,6 +96,7 @@ class JoinOptions:
         sides = tuple(options["sides"][0]), tuple(options["sides"][1])
         output = options.get("output") or sides
         nothing: tuple[None, None] = (None, None)
+        as_of = options.get("as_of")
         return cls(
             join_type=join_type,
             sides=sides,
@@ -93,12 +107,18 @@ class JoinOptions:
             pre=tuple(options.get("pre") or nothing),
             condition=options.get("condition"),
             output_lag_us=tuple(options.get("output_lag_us") or nothing),
+            as_of=as_of and AsOf(tuple(as_of["times"]), as_of["within_us"], as_of["is_strict"]),
         )
+
+    def is_marked(self, side: int) -> bool:
+        """Return whether rows of a side note that they were matched: an as-of join's leave the state with their match."""
+        return self.join_type.is_outer(side) and self.as_of is None
 
     def stored(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the columns of either side that are needed after their batch: of the output, the condition, and the expiry."""
         read = columns_of(self.condition) if self.condition is not None else set()
-        needed = [{*self.output[side], *read, self.expiry[side]} for side in (0, 1)]
+        times = (None, None) if self.as_of is None else self.as_of.times
+        needed = [{*self.output[side], *read, self.expiry[side], times[side]} for side in (0, 1)]
         left, right = (tuple(name for name in self.sides[side] if name in needed[side]) for side in (0, 1))
         return left, right
 

@@ -13,6 +13,7 @@ from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from store_actors.engine.arrays import Mask, Slots, Words, distinct
+from store_actors.engine.expiry_queue import NEVER
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot
@@ -44,6 +45,11 @@ class SideRows:
     excluded: pa.Table
     late: int
 
+    @classmethod
+    def of(cls, words: Words) -> SideRows:
+        """Return rows that were kept until now."""
+        return cls(words, np.arange(len(words)), np.zeros(len(words), np.bool_), pa.table({}), 0)
+
 
 class JoinSide(MultiTable):
     """Rows of one side that may still match, by join key, and versions of them.
@@ -65,7 +71,7 @@ class JoinSide(MultiTable):
     ) -> None:
         named = {field.name: field for field in schema.inputs}
         values = [
-            *([Field(MATCHED_COLUMN, "bool")] if options.join_type.is_outer(side) else []),
+            *([Field(MATCHED_COLUMN, "bool")] if options.is_marked(side) else []),
             *(named[name] for name in stored),
         ]
         super().__init__(
@@ -93,6 +99,7 @@ class JoinSide(MultiTable):
         self._slots: dict[str, FieldSlot] = slots
         self._given = tuple(slot for slot in slots.values() if slot.name not in (ROW_COLUMN, MATCHED_COLUMN))
         self._number = slots[ROW_COLUMN].word
+        self._time = -1 if options.as_of is None else slots[options.as_of.times[side]].word
         self._matched = slots.get(MATCHED_COLUMN)
         # Spark keeps rows whose key is null out of a join, but for a full outer one, where it takes nulls for equal.
         unequal = () if options.join_type is JoinType.FULL_OUTER else layout.keys
@@ -183,14 +190,28 @@ class JoinSide(MultiTable):
         """Remove the rows that the watermark has passed and return them."""
         return self._gone(self.table.evict(watermark_ms * 1000))
 
+    def keep_until(self, slots: Slots, until: Slots) -> None:
+        """Have kept rows expire at other times, in microseconds."""
+        word = self.table.layout.expiry_word
+        changes = self.table.rows[slots, word].view(np.int64) != until
+        slots, until = slots[changes], until[changes]
+        rows = self.table.taken(slots)
+        is_older = self.arrival(rows) < self._first_number
+        self._keep(rows[is_older])
+        self._marked.append(slots[is_older])
+        rows[:, word] = until.view(np.uint64)
+        (slot,) = (slot for slot in self.table.layout.state if slot.word == word)
+        rows[until == NEVER, slot.flag_word] &= ~np.uint64(slot.flag)
+        self.table.put(rows)
+
     def count_new(self, rows: Words) -> int:
         """Return how many of the rows came with the pending version."""
-        return int(np.count_nonzero(rows[:, self._number].view(np.int64) >= self._first_number))
+        return int(np.count_nonzero(self.arrival(rows) >= self._first_number))
 
     def _gone(self, slots: Slots) -> Words:
         rows = self.table.taken(slots)
         rows[:, 0] |= LIVE
-        older = rows[rows[:, self._number].view(np.int64) < self._first_number]
+        older = rows[self.arrival(rows) < self._first_number]
         self._keep(older)
         self._removed.append(older)
         return rows
@@ -208,6 +229,14 @@ class JoinSide(MultiTable):
         return rows[(rows[:, 0] & LIVE) != 0], np.concatenate([rows[:0], *self._removed])
 
     # -- columns --------------------------------------------------------------------------------------------------
+
+    def times(self, rows: Words) -> Slots:
+        """Return the times of rows by which an as-of join compares them, in microseconds."""
+        return rows[:, self._time].view(np.int64)
+
+    def arrival(self, rows: Words) -> Slots:
+        """Return the numbers of rows, which grow in the order of their arrival."""
+        return rows[:, self._number].view(np.int64)
 
     def unmatched(self, rows: Words) -> Words:
         """Return the rows of an outer side that never matched."""

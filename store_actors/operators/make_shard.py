@@ -13,8 +13,10 @@ from store_actors.engine.table_view import ShardView, TableView
 from store_actors.engine.versions import Change, VersionedStore, VersionedTable
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
+from store_actors.operators.as_of_join import AsOfShard
 from store_actors.operators.deduplicate import DeduplicateShard, LimitShard
 from store_actors.operators.join import JoinShard
+from store_actors.operators.join_schema import JoinOptions
 from store_actors.operators.session_windows import SessionShard
 from store_actors.operators.top import top_shard
 
@@ -39,11 +41,16 @@ class OperatorShard(VersionedStore, Protocol):
         """Return all rows of the newest version."""
 
 
+def _join_shard(schema: StateSchema, seed: int, memory: Memory) -> JoinShard:
+    shard = JoinShard if JoinOptions.of(schema.options).as_of is None else AsOfShard
+    return shard(schema, seed, memory)
+
+
 _SHARDS: dict[OperatorKind, Callable[[StateSchema, int, Memory], OperatorShard]] = {
     OperatorKind.AGGREGATE: AggregateShard,
     OperatorKind.SESSION: SessionShard,
     OperatorKind.DEDUPLICATE: DeduplicateShard,
-    OperatorKind.JOIN: JoinShard,
+    OperatorKind.JOIN: _join_shard,
     OperatorKind.TOP: top_shard,
     OperatorKind.LIMIT: LimitShard,
 }

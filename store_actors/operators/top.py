@@ -30,8 +30,8 @@ from coordinator.model.schema import ROW_COLUMN, StateSchema
 from store_actors.engine import multimap_kernels as chain_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.index_kernels import LIVE
-from store_actors.engine.memory import HEAP, Memory, new_index
-from store_actors.engine.multimap import MultiTable
+from store_actors.engine.memory import HEAP, Memory
+from store_actors.engine.multimap import MultiTable, numbered_keys
 from store_actors.engine.ordering import RowOrder, sorts_before
 from store_actors.engine.versions import (
     CHANGE_COLUMN,
@@ -74,23 +74,6 @@ class OrderedRows(VersionedTable):
             return words
         keep = words[:, layout.expiry_word].view(np.int64) > self.late_ms * 1000
         return words if keep.all() else words[keep]
-
-    def _number_partitions(self, words: Words) -> tuple[Slots, Slots]:
-        """Return the number of each row's partition, and the first row of each partition."""
-        layout, size = self.table.layout, len(words)
-        ids, firsts = np.empty(size, np.int64), np.empty(size, np.int64)
-        index = new_index(HEAP, size)
-        count = chain_kernels.number_keys(
-            words,
-            layout.flag_words,
-            layout.key_words - 1,
-            layout.chain_mask,
-            self.table.secret,
-            index,
-            ids,
-            firsts,
-        )
-        return ids, firsts[:count]
 
     def _is_among(self, slots: Slots, members: Slots) -> Mask:
         # Marks, as np.isin sorts where slots are spread over a large table.
@@ -184,7 +167,7 @@ class FirstShard(OrderedRows):
 
     def _best(self, words: Words) -> tuple[Words, Mask, Words]:
         """Return the rows of the batch that are the first of their partitions now, which of them replace a row, and those rows."""
-        ids, firsts = self._number_partitions(words)
+        ids, firsts = numbered_keys(self.table, words)
         slots = self.table.find(words[firsts])
         occupied = np.flatnonzero(slots >= 0)
         existing = self.table.taken(slots[occupied])
@@ -257,7 +240,7 @@ class TopShard(OrderedRows, MultiTable):
 
     def _pick(self, words: Words) -> _Picked:
         """Compare the rows of a batch with those of their partitions."""
-        ids, firsts = self._number_partitions(words)
+        ids, firsts = numbered_keys(self.table, words)
         owners, slots = self._match(words, firsts)
         existing = self.table.taken(slots)
         order = self._order.words([existing, words], self.table.pool)
@@ -332,7 +315,7 @@ class TopShard(OrderedRows, MultiTable):
         if self._rank is None or self._expires_by_key or not len(evicted):
             return moved
         table, word = self.table, self._rank.word
-        _, firsts = self._number_partitions(evicted)
+        _, firsts = numbered_keys(self.table, evicted)
         owners, slots = self._match(evicted, firsts)
         ranks = table.rows[slots, word]
         sequence = np.lexsort((ranks, owners))

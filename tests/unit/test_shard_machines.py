@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from tests.unit.aggregate_machine import AggregateMachine
+from tests.unit.as_of_machine import AsOfMachine
 from tests.unit.deduplicate_machine import DeduplicateMachine
 from tests.unit.join_machine import JoinMachine
 from tests.unit.keyed_machine import KeyedMachine
@@ -19,6 +20,7 @@ from tests.unit.top_machine import TopMachine
 #: By machine: how many examples there are, of how many steps.
 MACHINES: dict[type[RuleBasedStateMachine], tuple[int, int]] = {
     AggregateMachine: (80, 30),
+    AsOfMachine: (80, 25),
     DeduplicateMachine: (60, 25),
     JoinMachine: (80, 25),
     KeyedMachine: (60, 40),
