@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from spark_jobs.plan.spark_errors import InvalidArgumentError, RefusedQueryError
@@ -129,6 +129,29 @@ def test_windows_of_results_are_counted_once_they_are_over(fleet: Fleet, tmp_pat
     assert emitted == {
         row["window"]["start"]: row["count"] for row in rows.groupBy(F.window("at", "5 seconds")).count().collect()
     }
+
+
+def test_the_row_before_is_that_of_a_window_in_a_batch(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed, dice = Feed(tmp_path / "in", TRADES), random.Random(3)
+    times = [NOON + timedelta(milliseconds=100 * number + dice.randrange(90)) for number in range(120)]
+    with Run(steps(fleet, feed.stream(), name), "append", tmp_path / "ck") as run:
+        for batch in range(4):
+            rows = [(dice.choice("abc"), at, dice.randrange(100)) for at in times[30 * batch : 30 * batch + 30]]
+            feed.add(dice.sample(rows, len(rows)))
+        feed.add([("end", NOON + timedelta(hours=1), 0)])
+        emitted = run.take()
+    window = Window.partitionBy("k").orderBy("at")
+    expected = feed.batch().where("k <> 'end'").select("k", "at", "price", F.lag("price").over(window))
+    assert counted(emitted) == counted(expected.collect())
+
+
+def steps(fleet: Fleet, trades: DataFrame, name: str) -> DataFrame:
+    marked = trades.withWatermark("at", "5 seconds")
+    # Of the same columns: their names say which side is meant, as in Spark.
+    before = marked.withColumnRenamed("price", "before")
+    rows = fleet.stateful(marked, name=name, shards=2).alias("now")
+    joined = rows.joinAsOf(before.alias("then"), "now.at", "then.at", "k", "left", allowExactMatches=False)
+    return joined.select("k", "now.at", "price", "before")
 
 
 def test_what_cannot_be_joined_so_is_refused(fleet: Fleet, tmp_path: Path, name: str) -> None:
