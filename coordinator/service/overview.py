@@ -47,10 +47,14 @@ class Overview:
                 **query_status(ledger, metadata, self._locality, active=self._is_active(ledger)),
                 "slow_batches": [asdict(batch) for batch in self._metrics.record(metadata.state_name).slow_batches],
                 "running_batch": self._running_batch(ledger, metadata),
+                "behind_records": self._metrics.behind(ledger),
             }
             for ledger, metadata in self._states.described()
         ]
-        queries += [{**state.details(), "running_batch": None} for state in self._states.resting.values()]
+        queries += [
+            {**state.details(), "running_batch": None, "behind_records": None}
+            for state in self._states.resting.values()
+        ]
         unreadable = [{"name": name, "error": error} for name, error in self._states.unreadable.items()]
         return {**self._fleet(queries), "unreadable": unreadable}
 
@@ -67,6 +71,7 @@ class Overview:
         return {
             **self._fleet(queries),
             "running": self._running_batches(),
+            "behind_records": self._behind(),
             "drained": sorted(self._leases.drained),
             "took_ms": int(1000 * took_s),
         }
@@ -96,6 +101,10 @@ class Overview:
             metadata.state_name: self._running_batch(ledger, metadata) for ledger, metadata in self._states.described()
         }
         return {name: batch for name, batch in running.items() if batch is not None}
+
+    def _behind(self) -> dict[str, int]:
+        behind = {metadata.state_name: self._metrics.behind(ledger) for ledger, metadata in self._states.described()}
+        return {name: records for name, records in behind.items() if records is not None}
 
     def _fleet(self, queries: list[dict[str, Any]]) -> dict[str, Any]:
         coordinator = {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._metrics.started_at_ms}

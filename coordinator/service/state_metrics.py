@@ -143,6 +143,10 @@ class StateMetrics:
         lost = self._drivers.lost_since(ledger.run_id, state.lost_executors)
         return running_batch(metadata.state_name, batch, state.record.recent, missing, layout.num_shards, lost)
 
+    def behind(self, ledger: StateLedger) -> int | None:
+        """Return how many records the sources of a state's run are behind; None if they do not say."""
+        return self._drivers.behind(ledger.run_id, self._clock.elapsed_s())
+
     def ended(self, ledger: StateLedger, version: int, first_partition: int) -> None:
         """Record the end of a batch; a slow one is explained in the log."""
         name, at_ms = ledger.state_name, now_ms(self._clock)
@@ -205,6 +209,8 @@ class StateMetrics:
             running = self.running(ledger, metadata)
             overdue_ms = running.running_ms if running is not None and running.is_overdue else 0
             samples.append(Sample("statefleet_batch_overdue_seconds", overdue_ms / 1000, (name,)))
+            if (behind := self.behind(ledger)) is not None:
+                samples.append(Sample("statefleet_behind_records", behind, (name,)))
         return [*samples, *self._storage.samples("coordinator")]
 
     async def _stats_of(self, stamp: str, ledger: StateLedger, metadata: StateMetadata) -> StateStats:

@@ -58,12 +58,19 @@ class LongBatch:
 
 @dataclass(frozen=True, slots=True)
 class DriverReport:
-    """A driver's executors, those that were lost lately included, its runs, and the batches of these that take long."""
+    """A driver's executors, those that were lost lately included, its runs, and the batches of these that take long.
+
+    Attributes
+    ----------
+    behind
+        By run, how many records Kafka has for the partition of which most were not read, by Spark's newest progress.
+    """
 
     application: str
     executors: tuple[ExecutorState, ...] = ()
     run_ids: tuple[str, ...] = ()
     batches: tuple[LongBatch, ...] = ()
+    behind: tuple[tuple[str, int], ...] = ()
 
 
 class Drivers:
@@ -123,6 +130,12 @@ class Drivers:
         """Return a run's batch if it has been running for some seconds."""
         batches = (batch for report in self._alive(now_s) for batch in report.batches if batch.run_id == run_id)
         return next(batches, None)
+
+    def behind(self, run_id: str, now_s: float) -> int | None:
+        """Return how many records a run's sources are behind; None if they do not say."""
+        return next(
+            (dict(report.behind)[run_id] for report in self._alive(now_s) if run_id in dict(report.behind)), None
+        )
 
     def _alive(self, now_s: float) -> list[DriverReport]:
         self._reports = {

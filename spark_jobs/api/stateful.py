@@ -298,8 +298,8 @@ class StatefulGroupedData:
 class StatefulDataFrame(StreamingFrame):
     """A streaming DataFrame whose next stateful operator has its state in the fleet. Created by ``Fleet.stateful``.
 
-    It has PySpark's stateful operators, each of which returns an ordinary streaming DataFrame, and three more (``topN``,
-    ``keepLast``, ``joinAsOf``). It also has PySpark's operations on each row by itself (``select``, ``where``, ``withColumn``, ``withWatermark``,
+    It has PySpark's stateful operators, each of which returns an ordinary streaming DataFrame, and ``topN``, ``keepLast`` and
+    ``joinAsOf``. It also has PySpark's operations on each row by itself (``select``, ``where``, ``withColumn``, ``withWatermark``,
     ``union``, ..), which return a stateful frame again, and the properties of a DataFrame (``schema``, ``columns``, ``df["c"]``,
     ``df.c``, ..). ``writeStream`` writes the rows unchanged: without an operator there is no state, and nothing in the fleet.
 

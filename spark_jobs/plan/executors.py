@@ -99,6 +99,7 @@ class Executors:
             tuple(self._states(now_ms)),
             tuple(query.runId().toString() for query in queries),
             tuple(batch for query in queries if (batch := self._long_batch(query, now_ms)) is not None),
+            tuple((query.runId().toString(), records) for query in queries if (records := _behind(query)) is not None),
         )
 
     def _states(self, now_ms: int) -> Iterator[ExecutorState]:
@@ -158,6 +159,13 @@ class Executors:
             # Not Spark's own `killExecutors`, which passes on only executors that it still knows.
             self._context.schedulerBackend().doKillExecutors(scala_seq(executor_ids))
             self._forgotten.update(executor_ids)
+
+
+def _behind(query: Any) -> int | None:
+    """Return how many records the partition of a query's sources that is furthest behind is, as its newest progress has it."""
+    progress = query.lastProgress()
+    told = [] if progress is None else [source.metrics().get("maxOffsetsBehindLatest") for source in progress.sources()]
+    return max((int(records) for records in told if records is not None), default=None)
 
 
 def _host(host_port: str) -> str:

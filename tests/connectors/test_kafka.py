@@ -17,7 +17,9 @@ from pyspark.sql import functions as F
 
 from spark_jobs.page_hits import execute
 from statefleet.fleet import Fleet
+from tests.clocks import until
 from tests.connectors.topics import newest, read_records, send_bytes, send_json, stream_of
+from tests.integration.counting_query import query_of
 from tests.integration.streams import Run
 from tests.kafka_broker import KafkaBroker
 
@@ -95,6 +97,7 @@ def test_a_broker_that_restarts_and_partitions_that_are_added_lose_no_record(
         feed(range(2))
         broker.set_partitions(name, 5)
         feed(range(5))
+        until(lambda: query_of(fleet, name)["behind_records"] == 0)
     finally:
         query.stop()
 

@@ -21,11 +21,13 @@ TRADES = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("
 QUOTES = pa.schema([("k", pa.string()), ("time", pa.timestamp("us", tz="UTC")), ("bid", pa.int64())])
 NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
 #: How the sides are joined: how, the oldest match in seconds, whether one of the same time counts.
-JOINS = {
-    "inner": ("inner", None, True),
+JOINS: dict[str, tuple[str, int | None, bool]] = {
     "left": ("left", 4, True),
-    "left, before": ("left", None, False),
-    "inner, near and before": ("inner", 2, False),
+    **{
+        f"seed-{seed}": (dice.choice(["inner", "left"]), dice.choice([None, 0, 1, 2, 4, 9]), dice.random() < 0.5)
+        for seed in range(10)
+        for dice in [random.Random(seed)]
+    },
 }
 
 

@@ -59,7 +59,7 @@ async def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_un
     for shard in range(4):
         await leased(coordinator, shard, "a")
     lost = ExecutorState("2", "10.0.0.7", 1, "killed")
-    report = DriverReport("app", (lost,), ("run-1",), (LongBatch("run-1", 1, 5000, "2 tasks run"),))
+    report = DriverReport("app", (lost,), ("run-1",), (LongBatch("run-1", 1, 5000, "2 tasks run"),), (("run-1", 300),))
     await coordinator.report_driver(report)
     status, watched = await coordinator.status(), await coordinator.status_details()
     assert [(executor["executor_id"], executor["alive"]) for executor in status["executors"]] == [("2", False)]
@@ -70,8 +70,12 @@ async def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_un
     assert said in running["text"]
     names = {sample.name: sample.value for sample in await coordinator.samples()}
     assert (names["statefleet_executors_lost_total"], names["statefleet_batch_overdue_seconds"]) == (1, 0)
-    await coordinator.report_driver(replace(report, batches=()))
-    assert (await coordinator.status_details())["running"] == {}
+    assert names["statefleet_behind_records"] == status["queries"][0]["behind_records"] == 300
+    assert watched["behind_records"] == {"clicks": 300}
+    await coordinator.report_driver(replace(report, batches=(), behind=()))
+    watched = await coordinator.status_details()
+    assert (watched["running"], watched["behind_records"]) == ({}, {})
+    assert "statefleet_behind_records" not in {sample.name for sample in await coordinator.samples()}
 
 
 async def test_a_node_that_is_drained_is_the_reason_and_not_that_it_has_no_executor(

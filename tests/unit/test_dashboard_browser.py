@@ -273,6 +273,8 @@ def test_a_continuous_query_is_told_by_its_epochs_and_how_long_rows_wait(page: P
             re.compile(r"runs continuously, rows wait [89] ms at most")
         )
         expect(page.locator("tr", has_text="query-01").first).to_contain_text("running")
+        page.goto(f"{url}#/queries/query-01")
+        expect(page.locator("dd", has_text="of a partition")).to_have_text("1,200 records at most of a partition")
         page.goto(f"{url}#/queries/query-00")
         expect(page.get_by_role("heading", name="Newest epochs")).to_be_visible()
         expect(page.get_by_text("Epoch, version")).to_be_visible()

@@ -120,7 +120,9 @@ def test_a_running_batch_says_what_it_waits_for() -> None:
 def test_a_drivers_losses_count_once_for_its_own_runs_and_end_with_it() -> None:
     drivers = Drivers()
     alive, on_purpose = ExecutorState("1", "10.0.0.6"), replace(LOST, executor_id="3", is_expected=True)
-    report = DriverReport("app", (alive, LOST, on_purpose), ("run",), (LongBatch("run", 41, 5000, ""),))
+    report = DriverReport(
+        "app", (alive, LOST, on_purpose), ("run",), (LongBatch("run", 41, 5000, ""),), (("run", 7), ("run-0", 0))
+    )
     assert drivers.take(report, 10.0) == [LOST]
     assert drivers.take(report, 12.0) == []
     drivers.take(DriverReport("other", (replace(LOST, host="elsewhere"),), ("run-2",)), 12.0)
@@ -129,6 +131,7 @@ def test_a_drivers_losses_count_once_for_its_own_runs_and_end_with_it() -> None:
     assert [executor.executor_id for app, executor in drivers.executors(13.0) if app == "app"] == ["1", "2", "3"]
     assert drivers.batch("run", 13.0) == report.batches[0]
     assert drivers.batch("run-2", 13.0) is None
+    assert [drivers.behind(run, 13.0) for run in ("run", "run-0", "run-2")] == [7, 0, None]
     drivers.take(replace(report, batches=()), 14.0)
     assert drivers.batch("run", 15.0) is None
     assert list(drivers.executors(60.0)) == [], "a driver that is silent has ended"

@@ -29,9 +29,10 @@ function take(told) {
   fleet.clockMs = told.now_ms - Date.now();
   fleet.error = told.error;
   if (told.fleet === null) return;
-  const { uri, drained, executors, running, store_actors, queries } = told.fleet;
+  const { uri, drained, executors, running, behind_records, store_actors, queries } = told.fleet;
   for (const query of queries) {
     query.running = running[query.name] ?? null;
+    query.behind_records = behind_records[query.name] ?? null;
     for (const shard of query.shards) {
       shard.state = query.name;
       shard.locality = shard.operations ? shard.operations_local / shard.operations : null;

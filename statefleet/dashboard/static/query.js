@@ -81,6 +81,7 @@ function drawFacts(facts, query) {
     "State rows": f.count(query.state_rows),
     "State bytes": f.bytes(query.state_bytes),
     "Watermark": watermark ? `${f.moment(watermark)}, ${f.duration(Math.max(0, now() - watermark))} behind` : "none yet, or the operator has none",
+    "Behind in Kafka": query.behind_records === null ? "unknown: the source is another, or has said nothing yet" : `${f.plural(query.behind_records, "record")} at most of a partition`,
     "Newest commit": f.ago(query.last_commit_ms, now()),
     "Late rows": f.count(query.rows_late),
     "Tasks at their shard": f.percent(query.locality),
