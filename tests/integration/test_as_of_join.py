@@ -24,7 +24,7 @@ NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
 JOINS: dict[str, tuple[str, int | None, bool]] = {
     "left": ("left", 4, True),
     **{
-        f"seed-{seed}": (dice.choice(["inner", "left"]), dice.choice([None, 0, 1, 2, 4, 9]), dice.random() < 0.5)
+        f"seed-{seed}": (dice.choice(["inner", "left"]), dice.choice([None, None, 1, 2, 4, 9]), dice.random() < 0.5)
         for seed in range(10)
         for dice in [random.Random(seed)]
     },
