@@ -109,6 +109,8 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
     check_output_mode("a join of two streams", output_mode, ("append",))
     node = analysed_join(left.join(right, on, how))
     keys = join_keys(*node.keys)
+    if node.kind is JoinType.FULL_OUTER:
+        keys = keys.without_structs()
     return _planned(node, keys, _split(node, keys), lags_ms(spark, node), None)
 
 
@@ -185,8 +187,6 @@ class _Split:
 
 
 def _split(node: JoinNode, keys: JoinKeys) -> _Split:
-    if node.kind is JoinType.FULL_OUTER:
-        keys = keys.without_structs()
     # A key's column that is among the results is emitted once, by the side that has a row in every result.
     owner = 1 if node.kind is JoinType.RIGHT_OUTER else 0
     rows = [

@@ -115,6 +115,7 @@ def test_results_are_those_of_a_batch_after_losses_and_a_rescale(
     assert emitted == market.expected(join)
 
 
+@pytest.mark.replay
 def test_windows_of_results_are_counted_once_they_are_over(fleet: Fleet, tmp_path: Path, name: str) -> None:
     market = Market(tmp_path, "counted")
     counts = (
