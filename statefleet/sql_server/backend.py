@@ -55,7 +55,6 @@ _ASKED = MappingProxyType(
         "time zone": "UTC",
         "extra_float_digits": "1",
         "bytea_output": "hex",
-        "statement_timeout": "0",
         "lc_collate": "C",
     }
 )

@@ -82,6 +82,8 @@ class Conversation(Connection):
         #: ``I``, ``T`` in a transaction, ``E`` in one that failed.
         self._status = b"I"
         self._is_skipping = False
+        #: Seconds that a statement may take.
+        self._seconds = server.limits.seconds
         self._prepared: dict[str, _Prepared] = {}
         self._portals: dict[str, _Portal] = {}
 
@@ -295,8 +297,13 @@ class Conversation(Connection):
 
     def _expire_after(self, running: Execution | asyncio.Future[Any]) -> None:
         """End what runs when its time is over; and the connection, if its client does not take the rows."""
-        seconds = self._server.limits.seconds
-        reason = f"the statement took more than {seconds:g} s; ask for less, or start the server with more --seconds"
+        seconds = self._seconds
+        whose = (
+            "raise statement_timeout"
+            if seconds < self._server.limits.seconds
+            else "start the server with more --seconds"
+        )
+        reason = f"the statement took more than {seconds:g} s; ask for less, or {whose}"
 
         def expire() -> None:
             if self._running is running:
@@ -376,6 +383,10 @@ class Conversation(Connection):
             self._prepared.clear()
         elif tag == "DEALLOCATE":
             self._prepared.pop(command.name, None)
+        elif command.name == "statement_timeout" and tag == "SHOW":
+            self._send(messages.data_row([f"{1000 * self._seconds:.0f}ms".encode()]))
+        elif command.name == "statement_timeout":
+            self._seconds = min(command.seconds or self._server.limits.seconds, self._server.limits.seconds)
         elif tag == "SHOW":
             self._send(messages.data_row([self._server.setting(command.name).encode()]))
         self._send(messages.complete(tag))

@@ -45,12 +45,14 @@ _PART = re.compile(
 )
 _BEGINNING = re.compile(r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/|\()*+(?P<word>\w*+)(?:\s++(?P<second>\w++))?", re.DOTALL)
 _SETTING = re.compile(r"SET\s++(?:(?:SESSION|LOCAL)\s++)?(?P<name>TIME\s++ZONE|[\w.]++)", re.IGNORECASE)
-#: Settings that clients make, and that change nothing here.
+_TIMEOUT = re.compile(r"\s*+(?:=|TO\b)\s*+'?(?P<number>\d++)\s*+(?P<unit>ms|s|min)?+'?\s*+;?+\s*+\Z", re.IGNORECASE)
+_SECONDS = MappingProxyType({"ms": 0.001, "s": 1.0, "min": 60.0})
+#: Settings that clients make, and that change nothing here; but for the time of a statement.
 _HARMLESS = (
     "application_name", "bytea_output", "characteristics", "client_encoding", "client_min_messages", "datestyle",
     "default_transaction_isolation", "default_transaction_read_only", "extra_float_digits", "idle_in_transaction_session_timeout",
     "intervalstyle", "jit", "lock_timeout", "names", "role", "search_path", "session", "standard_conforming_strings",
-    "statement_timeout", "timezone", "transaction",
+    "timezone", "transaction",
 )  # fmt: skip
 #: Words with which a query begins.
 _QUERIES = ("select", "with", "values", "from", "table", "describe", "summarize", "show")
@@ -126,10 +128,13 @@ class Command:
         What it is answered with: ``BEGIN``, ``SET`` and so on; ``SHOW`` for a question.
     name
         The setting, or the prepared statement.
+    seconds
+        The time that a statement is to have; 0 for any.
     """
 
     tag: str
     name: str = ""
+    seconds: float = 0.0
 
 
 @lru_cache(4096)
@@ -226,6 +231,10 @@ def command_of(text: str) -> Command | None:
     if word == "set":
         setting = _SETTING.match(text[beginning.start("word") :])
         name = "" if setting is None else setting["name"].lower()
+        if setting is not None and name == "statement_timeout":
+            time = _TIMEOUT.match(setting.string[setting.end() :])
+            seconds = 0.0 if time is None else int(time["number"]) * _SECONDS[(time["unit"] or "ms").lower()]
+            return Command("SET", name, seconds)
         if name in _HARMLESS or name.split() == ["time", "zone"]:
             return Command("SET", name)
     elif word in _COMMANDS:

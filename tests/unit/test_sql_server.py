@@ -247,6 +247,11 @@ def test_a_statement_ends_with_its_time_and_when_its_client_cancels_it(states: S
         states.may_find.set()
         assert client.execute("select 1").fetchone() == (1,)
     with serve(states, port=0) as served, connect(served) as client:
+        client.execute("set statement_timeout = '700ms'")
+        assert client.execute("show statement_timeout").fetchone() == ("700ms",)
+        assert "more than 0.7 s; ask for less, or raise statement_timeout" in str(refusal(client, SLOW))
+        client.execute("set statement_timeout = '10min'")
+        assert client.execute("show statement_timeout").fetchone() == ("60000ms",), "not more than the server's"
         timer = threading.Timer(1.0, client.cancel_safe)
         timer.start()
         assert refusal(client, SLOW).sqlstate == "57014"
