@@ -52,9 +52,11 @@ class JoinedSide:
     columns: Mapping[str, Column]
 
 
-@dataclass(frozen=True)
-class JoinPlan:
+@dataclass(frozen=True, kw_only=True)
+class AsOfJoinPlan:
     """A join as the fleet runs it; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`.
+
+    Spark has no as-of join of streams, and moves no filter through one: without some right rows, others would be the newest.
 
     Attributes
     ----------
@@ -74,7 +76,6 @@ class JoinPlan:
     later: tuple[Expression, ...]
     sides: tuple[JoinedSide, JoinedSide]
     late_columns: Mapping[str, Sequence[str]]
-    analysed: Plan
     appends: bool = True
 
     def row_type(self) -> T.StructType:
@@ -95,6 +96,13 @@ class JoinPlan:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class JoinPlan(AsOfJoinPlan):
+    """A join that Spark has as well; see :class:`~spark_jobs.plan.operator_plan.SparksOwn`."""
+
+    analysed: Plan
+
+
 def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, output_mode: str) -> JoinPlan:
     """Plan ``left.join(right, on, how)``.
 
@@ -111,7 +119,8 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
     keys = join_keys(*node.keys)
     if node.kind is JoinType.FULL_OUTER:
         keys = keys.without_structs()
-    return _planned(node, keys, _split(node, keys), lags_ms(spark, node), None)
+    plan = _planned(node, keys, _split(node, keys), lags_ms(spark, node), None)
+    return JoinPlan(**vars(plan), analysed=node.analysed)
 
 
 def build_as_of_join(
@@ -124,7 +133,7 @@ def build_as_of_join(
     output_mode: str,
     *,
     is_strict: bool,
-) -> JoinPlan:
+) -> AsOfJoinPlan:
     """Plan ``left.joinAsOf(right, *times, on, how)``.
 
     Parameters
@@ -307,7 +316,7 @@ def _planned(
     split: _Split,
     lags: tuple[int | None, int | None],
     as_of: AsOf | None,
-) -> JoinPlan:
+) -> AsOfJoinPlan:
     rows, condition, owner = split.rows, split.condition, split.owner
     sides = [_side(node, side, keys, rows[side], condition, lags[side], as_of) for side in (0, 1)]
     types = [{item.name: item for item in side.prepared.schema.fields} for side in sides]
@@ -351,7 +360,7 @@ def _planned(
         )
         for side, name in enumerate(("left", "right"))
     }
-    return JoinPlan(
+    return AsOfJoinPlan(
         inputs=tuple(side.prepared for side in sides),
         schema=structs.replace(schema, shown=view),
         emitted=T.StructType(emitted),
@@ -360,7 +369,6 @@ def _planned(
         later=tuple(condition.later),
         sides=(sides[0].joined, sides[1].joined),
         late_columns={**sides[0].late_columns, **sides[1].late_columns},
-        analysed=node.analysed,
     )
 
 
