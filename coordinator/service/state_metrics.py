@@ -21,6 +21,7 @@ from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.runtime.logs import about
 from coordinator.runtime.runtime import Clock, now_ms
 from coordinator.storage.actor_store import StorageStats
+from coordinator.telemetry.batch_spans import TracedBatch, TracedShard
 from coordinator.telemetry.drivers import DriverReport, Drivers
 from coordinator.telemetry.slow_batches import (
     BatchContext,
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 #: Shards that are looked at before other requests are answered.
 _AT_ONCE = 500
+#: Ended batches that wait to be traced; further ones are not traced.
+_NOT_TRACED = 64
 
 
 @dataclass(slots=True)
@@ -59,7 +62,13 @@ class _State:
 
 
 class StateMetrics:
-    """Records what happens to the states of a fleet."""
+    """Records what happens to the states of a fleet.
+
+    Attributes
+    ----------
+    traced
+        Batches that have ended and are to be traced; None where nothing is.
+    """
 
     def __init__(self, clock: Clock, actors: ActorRegistry, locality: TaskLocality, storage: StorageStats) -> None:
         self._clock = clock
@@ -69,6 +78,12 @@ class StateMetrics:
         self._storage = storage
         self._states: defaultdict[str, _State] = defaultdict(_State)
         self._drivers = Drivers()
+        self.traced: asyncio.Queue[TracedBatch] | None = None
+
+    def trace(self) -> asyncio.Queue[TracedBatch]:
+        """Return a queue that has each batch from now on, once it has ended."""
+        self.traced = asyncio.Queue(_NOT_TRACED)
+        return self.traced
 
     def forget(self, state_name: str) -> None:
         """Drop all that was recorded of a state."""
@@ -143,19 +158,21 @@ class StateMetrics:
         lost = self._drivers.lost_since(ledger.run_id, state.lost_executors)
         return running_batch(metadata.state_name, batch, state.record.recent, missing, layout.num_shards, lost)
 
-    def ended(self, ledger: StateLedger, version: int, first_partition: int) -> None:
-        """Record the end of a batch; a slow one is explained in the log."""
+    def ended(self, ledger: StateLedger, version: int, partitions: range) -> None:
+        """Record the end of a batch of some partitions; a slow one is explained in the log."""
         name, at_ms = ledger.state_name, now_ms(self._clock)
         record = self.record(name)
         ended = record.end_batch(version, at_ms)
         if ended is None:
             return
-        context = self._context(ledger, ended, first_partition)
+        context = self._context(ledger, ended, partitions.start)
         if is_slow(ended.took_ms, record.recent):
             text = explanation(name, ended, record.recent, context)
             record.add_slow_batch(ended, at_ms, context.shard, text)
             log.warning("%s", text, extra=_fields(ledger, ended.last, context.shard))
         record.recent.append(ended)
+        if self.traced is not None and not self.traced.full():
+            self.traced.put_nowait(_traced(ledger, record, ended, partitions, at_ms))
 
     def _context(self, ledger: StateLedger, ended: EndedBatch, first_partition: int) -> BatchContext:
         """Return what happened since the state's batch before."""
@@ -219,6 +236,21 @@ class StateMetrics:
             await asyncio.sleep(0)
         self._states[metadata.state_name].stats = stamp, stats
         return stats
+
+
+def _traced(ledger: StateLedger, record: StateRecord, ended: EndedBatch, partitions: range, at_ms: int) -> TracedBatch:
+    """Return a batch as it is traced: by another thread, when the ledger has changed."""
+    version, run_id = ended.last.version, ended.last.run_id
+    shards = []
+    for shard, partition in enumerate(partitions):
+        commits = ledger.commits_of_version(partition, version)
+        holder = ledger.holder(partition)
+        if commits and commits[0].run_id == run_id:
+            actor = "" if holder is None else holder.actor_name
+            shards.append(TracedShard(shard, actor, commits, record.time_of(commits[0])))
+    # The first batch of a run may be one that an earlier run planned, long ago.
+    planned_ms = ended.last.batch_time_ms if record.is_ended(version - 1) else None
+    return TracedBatch(ledger.state_name, ledger.query_id, planned_ms, at_ms, shards)
 
 
 def _fields(ledger: StateLedger, entry: CommitEntry, shard: int) -> dict[str, object]:
