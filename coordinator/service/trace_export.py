@@ -15,7 +15,6 @@ from opentelemetry.trace import set_span_in_context
 from coordinator.model.names import fleet_id_of
 from coordinator.telemetry.batch_spans import Span, TracedBatch, batch_span, trace_id
 
-
 #: Seconds between two lines of the exporter's own log.
 _BETWEEN_LINES_S = 60.0
 

@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
-
-def is_configured(environment: Mapping[str, str]) -> bool:
+def is_configured(environ: Mapping[str, str]) -> bool:
     """Return whether the variables name a collector of spans, and none of them turns spans off."""
-    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
-    return environment.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp" and any(map(environment.get, _ENDPOINTS))
+    endpoint = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    return bool(endpoint) and environ.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp"
 
 
 def open_traces(uri: str) -> TraceExport | None:

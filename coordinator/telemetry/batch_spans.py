@@ -105,6 +105,7 @@ def _shard_span(shard: TracedShard) -> Span:
         "version": first.version,
         "epoch": first.epoch,
         "restore_ms": stats.total("restore_ms"),
+        "load_bytes": stats.total("load_bytes"),
         "apply_ms": apply_ms,
     }
     begin_ms = begun_ms if shard.time.asked_ms is None else shard.time.asked_ms
