@@ -32,7 +32,7 @@ def datasets_of(description: str, kafka: Sequence[Mapping[str, str | None]] = ()
     kafka
         Of each source of Kafka the option ``subscribe``, and its bootstrap ``servers``.
     """
-    if match := re.fullmatch(r"KafkaV2\[Subscribe\[(.*)\]\]", description):
+    if match := re.fullmatch(r"Kafka(?:V2|Source)\[Subscribe\[(.*)\]\]", description):
         return [DatasetName(_cluster(topic, kafka), topic) for topic in match[1].split(", ")]
     if (match := re.fullmatch(r"(\w+)\[(.*)\]", description)) and match[1] in _WITH_PATH:
         return [_at_path(match[2])]

@@ -54,7 +54,7 @@ class _Run:
 
     @property
     def job(self) -> Job:
-        """The query, by its name, or that of its first state."""
+        """The query, by its name, or that of its last operator's state, which Spark plans first."""
         fleet, state = next(iter(self.states))
         kind = job_type_job.JobTypeJobFacet(processingType="STREAMING", integration="SPARK", jobType="QUERY")
         return Job(os.environ.get("OPENLINEAGE_NAMESPACE") or fleet, self.name or state, {"jobType": kind})

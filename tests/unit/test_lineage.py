@@ -128,7 +128,7 @@ def test_a_query_of_two_states_is_one_run_that_has_both(sent: Lineage, collector
     start(sent, None, "views", "clicks")
     progress(sent, 6)
     end(sent)
-    # Without a name it is that of its first state.
+    # Without a name it is that of the state which Spark plans first.
     assert versions(collector.wait_for_event("COMPLETE", "views")) == {"views": "7", "clicks": "7"}
     assert len(collector.of("START", "views")) == 1
 
@@ -211,6 +211,7 @@ def test_a_message_that_is_not_understood_costs_a_line(sent: Lineage, caplog: py
         ("DeltaSource[abfss://c@a.dfs.core.windows.net/t]", [("abfss://c@a.dfs.core.windows.net", "t")]),
         ("FileSink[gs://bucket]", [("gs://bucket", "/")]),
         ("KafkaV2[Subscribe[clicks, views]]", [("kafka://b:9092", "clicks"), ("kafka://c:9092", "views")]),
+        ("KafkaSource[Subscribe[views]]", [("kafka://c:9092", "views")]),
         ("ForeachBatchSink", []),
         ("org.apache.spark.sql.execution.streaming.ConsoleTable$@5bf7", []),
     ],
