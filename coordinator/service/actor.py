@@ -47,7 +47,7 @@ class CoordinatorActor(Coordinator):
         super()._begin()
         self._exporting = asyncio.create_task(keep_exporting(self._uri, self.samples))
         if self._traces is not None:
-            self._tracing = asyncio.create_task(keep_tracing(self._traces, self._metrics.trace()))
+            self._tracing = asyncio.create_task(keep_tracing(self._traces, self._metrics.next_traced))
 
     async def storage_options(self) -> StorageOptions:
         """Return the options that the fleet was started with, without credentials."""

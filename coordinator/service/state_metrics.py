@@ -7,7 +7,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.state_ledger import StateLedger
@@ -61,14 +61,18 @@ class _State:
     lost_executors: int = 0
 
 
-class StateMetrics:
-    """Records what happens to the states of a fleet.
+class _Ended(NamedTuple):
+    """A batch that has ended and is to be traced."""
 
-    Attributes
-    ----------
-    traced
-        Batches that have ended and are to be traced; None where nothing is.
-    """
+    ledger: StateLedger
+    last: CommitEntry
+    partitions: range
+    planned_ms: int | None
+    ended_ms: int
+
+
+class StateMetrics:
+    """Records what happens to the states of a fleet."""
 
     def __init__(self, clock: Clock, actors: ActorRegistry, locality: TaskLocality, storage: StorageStats) -> None:
         self._clock = clock
@@ -78,12 +82,8 @@ class StateMetrics:
         self._storage = storage
         self._states: defaultdict[str, _State] = defaultdict(_State)
         self._drivers = Drivers()
-        self.traced: asyncio.Queue[TracedBatch] | None = None
-
-    def trace(self) -> asyncio.Queue[TracedBatch]:
-        """Return a queue that has each batch from now on, once it has ended."""
-        self.traced = asyncio.Queue(_NOT_TRACED)
-        return self.traced
+        #: None where nothing is traced.
+        self._not_traced: asyncio.Queue[_Ended] | None = None
 
     def forget(self, state_name: str) -> None:
         """Drop all that was recorded of a state."""
@@ -171,8 +171,10 @@ class StateMetrics:
             record.add_slow_batch(ended, at_ms, context.shard, text)
             log.warning("%s", text, extra=_fields(ledger, ended.last, context.shard))
         record.recent.append(ended)
-        if self.traced is not None and not self.traced.full():
-            self.traced.put_nowait(_traced(ledger, record, ended, partitions, at_ms))
+        if self._not_traced is not None and not self._not_traced.full():
+            # The first batch of a run may be one that an earlier run planned, long ago.
+            planned_ms = ended.last.batch_time_ms if record.is_ended(version - 1) else None
+            self._not_traced.put_nowait(_Ended(ledger, ended.last, partitions, planned_ms, at_ms))
 
     def _context(self, ledger: StateLedger, ended: EndedBatch, first_partition: int) -> BatchContext:
         """Return what happened since the state's batch before."""
@@ -195,6 +197,23 @@ class StateMetrics:
             state.trouble - trouble,
             lost_executors,
         )
+
+    # -- as traces ------------------------------------------------------------------------------------------------
+
+    async def next_traced(self) -> TracedBatch:
+        """Return the next batch that has ended since the first call; other requests are answered after every few hundred shards."""
+        if self._not_traced is None:
+            self._not_traced = asyncio.Queue(_NOT_TRACED)
+        ledger, last, partitions, planned_ms, ended_ms = await self._not_traced.get()
+        shards = []
+        for shard, partition in enumerate(partitions):
+            if shard % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)
+            commits, holder = ledger.commits_of_version(partition, last.version), ledger.holder(partition)
+            if commits and commits[0].run_id == last.run_id:
+                time = self.record(ledger.state_name).time_of(commits[0])
+                shards.append(TracedShard(shard, "" if holder is None else holder.actor_name, commits, time))
+        return TracedBatch(ledger.state_name, ledger.query_id, planned_ms, ended_ms, shards)
 
     # -- as metrics -----------------------------------------------------------------------------------------------
 
@@ -236,21 +255,6 @@ class StateMetrics:
             await asyncio.sleep(0)
         self._states[metadata.state_name].stats = stamp, stats
         return stats
-
-
-def _traced(ledger: StateLedger, record: StateRecord, ended: EndedBatch, partitions: range, at_ms: int) -> TracedBatch:
-    """Return a batch as it is traced: by another thread, when the ledger has changed."""
-    version, run_id = ended.last.version, ended.last.run_id
-    shards = []
-    for shard, partition in enumerate(partitions):
-        commits = ledger.commits_of_version(partition, version)
-        holder = ledger.holder(partition)
-        if commits and commits[0].run_id == run_id:
-            actor = "" if holder is None else holder.actor_name
-            shards.append(TracedShard(shard, actor, commits, record.time_of(commits[0])))
-    # The first batch of a run may be one that an earlier run planned, long ago.
-    planned_ms = ended.last.batch_time_ms if record.is_ended(version - 1) else None
-    return TracedBatch(ledger.state_name, ledger.query_id, planned_ms, at_ms, shards)
 
 
 def _fields(ledger: StateLedger, entry: CommitEntry, shard: int) -> dict[str, object]:

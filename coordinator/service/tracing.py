@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from coordinator.model.errors import SetupError
@@ -41,11 +41,10 @@ def open_traces(uri: str) -> TraceExport | None:
     return None
 
 
-async def keep_tracing(export: TraceExport, batches: asyncio.Queue[TracedBatch]) -> None:
+async def keep_tracing(export: TraceExport, next_batch: Callable[[], Awaitable[TracedBatch]]) -> None:
     """Send the spans of batches that have ended, again and again, beside the answers of an asynchronous actor."""
     while True:
-        batch = await batches.get()
         try:
-            await asyncio.to_thread(export.send, batch)
+            await asyncio.to_thread(export.send, await next_batch())
         except Exception:  # callers of the actor do without traces
-            log.exception("a batch could not be traced", extra={"state": batch.state})
+            log.exception("a batch could not be traced")

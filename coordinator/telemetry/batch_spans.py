@@ -32,6 +32,17 @@ class TracedShard(NamedTuple):
     commits: Sequence[CommitEntry]
     time: PartitionTime
 
+    @property
+    def begin_ms(self) -> int:
+        """When it asked for its lease, or began where it had that."""
+        return self.commits[0].committed_at_ms if self.time.asked_ms is None else self.time.asked_ms
+
+    @property
+    def counted_ms(self) -> int:
+        """When its commit was in the log, or was written if another coordinator accepted it."""
+        first = self.commits[0]
+        return self.time.counted_ms or first.committed_at_ms + first.apply_ms + first.write_ms
+
 
 class TracedBatch(NamedTuple):
     """A batch of a state that has ended.
@@ -75,24 +86,25 @@ def batch_span(batch: TracedBatch) -> Span:
     """
     commit = batch.shards[0].commits[0]
     stats = BatchStats([shard.commits for shard in batch.shards])
-    shards = [_shard_span(shard) for shard in batch.shards]
-    begin_ms = min(span.begin_ms for span in shards) if batch.planned_ms is None else batch.planned_ms
-    slowest = heapq.nlargest(MAX_SHARDS, shards, key=lambda span: span.end_ms - span.begin_ms)
+    # Of many shards spans are made of those only that have some.
+    slowest = heapq.nlargest(MAX_SHARDS, batch.shards, key=lambda shard: shard.counted_ms - shard.begin_ms)
+    planned_ms = batch.planned_ms
+    begin_ms = min(shard.begin_ms for shard in batch.shards) if planned_ms is None else planned_ms
     attributes: Attributes = {
         "state": batch.state,
         "query": batch.query_id,
         "run": commit.run_id,
         "batch": commit.version - 1,
         "version": commit.version,
-        "shards": len(shards),
+        "shards": len(batch.shards),
     }
-    return _span(f"batch {batch.state}", begin_ms, batch.ended_ms, {**attributes, **_sums(stats)}, slowest)
+    spans = [_shard_span(shard) for shard in slowest]
+    return _span(f"batch {batch.state}", begin_ms, batch.ended_ms, {**attributes, **_sums(stats)}, spans)
 
 
 def _shard_span(shard: TracedShard) -> Span:
     first, stats = shard.commits[0], BatchStats([shard.commits])
-    begun_ms, apply_ms = first.committed_at_ms, stats.total("apply_ms")
-    counted_ms = shard.time.counted_ms or begun_ms + apply_ms + stats.total("write_ms")
+    apply_ms = stats.total("apply_ms")
     written: Attributes = {
         "shard": shard.shard,
         "file": first.file,
@@ -108,9 +120,8 @@ def _shard_span(shard: TracedShard) -> Span:
         "load_bytes": stats.total("load_bytes"),
         "apply_ms": apply_ms,
     }
-    begin_ms = begun_ms if shard.time.asked_ms is None else shard.time.asked_ms
-    commit = _span("commit", begun_ms + apply_ms, counted_ms, written)
-    return _span("shard", begin_ms, counted_ms, {**attributes, **_sums(stats)}, (commit,))
+    commit = _span("commit", first.committed_at_ms + apply_ms, shard.counted_ms, written)
+    return _span("shard", shard.begin_ms, shard.counted_ms, {**attributes, **_sums(stats)}, (commit,))
 
 
 def _sums(stats: BatchStats) -> dict[str, int]:

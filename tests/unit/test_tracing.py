@@ -117,7 +117,8 @@ def test_states_of_a_query_share_a_trace_in_a_batch_and_runs_do_not() -> None:
 
 async def test_a_coordinator_traces_each_batch_once_with_the_times_that_it_knows() -> None:
     coordinator = QueriedCoordinator(created=METADATA)
-    queue = coordinator._metrics.trace()
+    next_batch = asyncio.create_task(coordinator._metrics.next_traced())
+    await asyncio.sleep(0)
 
     async def run_batch(run: str, batch: int) -> list[CommitEntry]:
         commits = [await coordinator.commit(run=run, batch=batch, shard=shard) for shard in range(SHARDS)]
@@ -126,8 +127,7 @@ async def test_a_coordinator_traces_each_batch_once_with_the_times_that_it_knows
         return commits
 
     commits = await run_batch("run-1", 0)
-    batch = queue.get_nowait()
-    assert queue.empty()
+    batch = await next_batch
     assert (batch.state, batch.query_id, batch.planned_ms) == ("clicks", "query", None)
     assert [shard.shard for shard in batch.shards] == list(range(SHARDS))
     assert [shard.commits[0].attempt_id for shard in batch.shards] == [commit.attempt_id for commit in commits]
@@ -138,18 +138,20 @@ async def test_a_coordinator_traces_each_batch_once_with_the_times_that_it_knows
         assert shard.time.asked_ms <= shard.time.counted_ms <= batch.ended_ms
     # The query is restarted, and runs its batch again.
     await run_batch("run-2", 0)
-    again = queue.get_nowait()
+    again = await coordinator._metrics.next_traced()
     assert {shard.commits[0].run_id for shard in again.shards} == {"run-2"}
-    assert queue.empty()
+    assert coordinator._metrics._not_traced.empty()
 
 
 async def test_batches_beyond_those_that_wait_are_not_traced() -> None:
     coordinator = QueriedCoordinator()
-    queue = coordinator._metrics.trace()
-    for batch in range(queue.maxsize + 3):
+    queue = coordinator._metrics._not_traced = asyncio.Queue(3)
+    for batch in range(5):
         await coordinator.commit(batch=batch)
         await coordinator.batch_result(structs.replace(task("run-1", batch), state_name="s"), range(1))
     assert queue.full()
+    versions = [(await coordinator._metrics.next_traced()).shards[0].commits[0].version for _ in range(3)]
+    assert versions == [1, 2, 3]
 
 
 # -- to a collector -----------------------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ async def test_a_batch_that_cannot_be_traced_does_not_keep_the_next_from_it(
     assert export is not None
     queue.put_nowait(traced()._replace(shards=[]))
     queue.put_nowait(traced())
-    tracing = asyncio.create_task(keep_tracing(export, queue))
+    tracing = asyncio.create_task(keep_tracing(export, queue.get))
     await asyncio.to_thread(collector.wait_for_spans, 5)
     assert "a batch could not be traced" in caplog.text
     tracing.cancel()
