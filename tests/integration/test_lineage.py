@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from coordinator.service.actor import CoordinatorActor
 from coordinator.service.calls import NAMESPACE
 from coordinator.service.deploy import coordinator_name, options_on_head
 from coordinator.storage.options import split_options
-from spark_jobs.driver.lineage import open_lineage
-from statefleet import fleet as fleet_module
 from tests.clocks import until
 from tests.collector import Collector, attributes, below, collecting
 from tests.conftest import NewUri
+from tests.integration.followed import following
 from tests.integration.streams import Feed, Run
 
 ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -50,16 +48,9 @@ def traced_fleet(spark: Any, new_uri: NewUri, collector: Collector) -> Iterator[
 
 
 @pytest.fixture(autouse=True)
-def followed(collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Have the driver follow its queries for this test only."""
-    monkeypatch.setenv("OPENLINEAGE_URL", collector.url)
-    lineage = open_lineage()
-    assert lineage is not None
-    monkeypatch.setattr(fleet_module._DRIVER, "_lineage", lineage)
-    yield
-    lineage.close()
-    for name in [name for name in os.environ if name.startswith("OPENLINEAGE__")]:
-        del os.environ[name]
+def followed(collector: Collector) -> Iterator[None]:
+    with following(collector):
+        yield
 
 
 def versions(event: dict[str, Any], fleet: sf.Fleet) -> dict[str, str]:
