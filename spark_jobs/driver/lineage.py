@@ -31,7 +31,8 @@ def is_configured(environ: Mapping[str, str], folder: Path, home: Path) -> bool:
 
 def open_lineage() -> Lineage | None:
     """Return what sends lineage; None if it is not configured, or cannot be had, which is logged once."""
-    if not is_configured(os.environ, Path.cwd(), Path.home()):
+    # Neither raises where there is no such folder.
+    if not is_configured(os.environ, Path(), Path(os.path.expanduser("~"))):
         return None
     try:
         lineage: Lineage = import_extra("spark_jobs.driver.lineage_events").Lineage.connected()

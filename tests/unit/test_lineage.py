@@ -309,6 +309,16 @@ def test_without_a_configuration_nothing_is_imported_and_no_thread_runs(tmp_path
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=tmp_path)
 
 
+def test_a_folder_that_was_deleted_configures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert not DriverCalls().follow()
+    assert not caplog.records
+
+
 def test_without_the_extra_one_line_says_what_to_install(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
