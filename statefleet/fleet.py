@@ -305,7 +305,7 @@ class Fleet(LiveFleet):
             The operator does not fit the state.
         """
         check_state_name(name)
-        install(df.sparkSession, _DRIVER.answer)
+        install(df.sparkSession, _DRIVER.answer, is_followed=_DRIVER.follow())
         _DRIVER.add(self._address, self._coordinator, self._placement)
         _DRIVER.watch(df.sparkSession)
         self._prepare(df.sparkSession, by_python=by_python)

@@ -83,6 +83,10 @@ class StateHistory:
             return self.commit_of(version, layout.parents(partition_id)[0])
         return entry
 
+    def commits_of_version(self, partition_id: int, version: int) -> list[CommitEntry]:
+        """Return the commits, one a store, that made a version of a partition."""
+        return [entry for entry in self._newest_of(partition_id, version) if entry.version == version]
+
     def store_names(self, partitions: Iterable[int]) -> tuple[str, ...]:
         """Return the names of the stores of some partitions that have a version."""
         return tuple(sorted({name for partition in partitions for name in self._stores.get(partition, ())}))
@@ -127,16 +131,12 @@ class StateHistory:
         newest = (newest_entry(chain, version) for chain in self._partition_chains(partition_id))
         return [entry for entry in newest if entry is not None]
 
-    def _made(self, partition_id: int, version: int) -> list[CommitEntry]:
-        """Return the commits, one a store, that made a version of a partition."""
-        return [entry for entry in self._newest_of(partition_id, version) if entry.version == version]
-
     def _batch_time_ms(self, partition_id: int, version: int) -> int | None:
         """Return when Spark planned the batch that made a version; None if no commit says so."""
         layout = self.layouts.of(partition_id)
         if layout is not None and layout.version == version:
             return self._batch_time_ms(layout.parents(partition_id)[0], version)
-        entries = self._made(partition_id, version)
+        entries = self.commits_of_version(partition_id, version)
         return next((entry.batch_time_ms for entry in entries if entry.batch_time_ms is not None), None)
 
     # -- versions -------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class StateHistory:
             truncated_at = max(
                 self._oldest_retained.get((partition_id, name), 0) for name in self._stores[partition_id]
             )
-            if base > max(below.version, truncated_at) and not self._made(partition_id, base):
+            if base > max(below.version, truncated_at) and not self.commits_of_version(partition_id, base):
                 raise CorruptStateError(
                     "the log of the state lacks a commit that a later one was made on, so a record or a part of a checkpoint is "
                     "missing; nothing was read and nothing was changed; restore the state's folder from a backup of the object store",

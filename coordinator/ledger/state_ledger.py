@@ -301,7 +301,7 @@ class StateLedger(LedgerState):
             The entries build on a version that is not the one below them.
         """
         entry = entries[0]
-        accepted = self._made(entry.partition_id, entry.version)
+        accepted = self.commits_of_version(entry.partition_id, entry.version)
         repeated = tuple(commit for commit in accepted if commit.attempt_id == entry.attempt_id)
         if repeated:
             return [], repeated

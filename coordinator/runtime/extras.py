@@ -16,6 +16,8 @@ EXTRAS = MappingProxyType(
     {
         "aiohttp": ("aiohttp", "dashboard"),
         "duckdb": ("DuckDB", "sql"),
+        "openlineage": ("OpenLineage's client", "lineage"),
+        "opentelemetry": ("OpenTelemetry's exporter", "traces"),
         "polars": ("Polars", "polars"),
         "pyspark": ("PySpark", _SPARK),
         "raydp": ("RayDP", _SPARK),

@@ -17,6 +17,7 @@ from coordinator.runtime.logs import log_to_stderr
 from coordinator.runtime.runtime import MachineClock, freeze_imports
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.metric_export import keep_exporting
+from coordinator.service.tracing import keep_tracing, open_traces
 from coordinator.storage.actor_store import ForwardedCredentialsStore, StorageStats
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.uris import open_store_in_actor
@@ -31,8 +32,9 @@ class CoordinatorActor(Coordinator):
     """The coordinator as Ray starts it, and restarts it whenever it dies."""
 
     def __init__(self, uri: str, storage_options: StorageOptions, maintenance: Maintenance, namespace: str) -> None:
-        freeze_imports()
         log_to_stderr(uri, "coordinator")
+        self._traces = open_traces(uri)
+        freeze_imports()
         self._uri = uri
         self._storage_options = storage_options
         self._namespace = namespace
@@ -44,6 +46,8 @@ class CoordinatorActor(Coordinator):
     def _begin(self) -> None:
         super()._begin()
         self._exporting = asyncio.create_task(keep_exporting(self._uri, self.samples))
+        if self._traces is not None:
+            self._tracing = asyncio.create_task(keep_tracing(self._traces, self._metrics.next_traced))
 
     async def storage_options(self) -> StorageOptions:
         """Return the options that the fleet was started with, without credentials."""

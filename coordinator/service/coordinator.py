@@ -242,7 +242,7 @@ class Coordinator:
         ended = await self._leasing.end_batch(task, partitions)
         ledger = (await self._writer_of(task.state_name)).ledger
         if not ended[0].missing and ledger is not None:
-            self._metrics.ended(ledger, task.batch_id + 1, partitions.start)
+            self._metrics.ended(ledger, task.batch_id + 1, partitions)
         return ended
 
     async def _await_commits(self, task: TaskIdentity, layout: ShardLayout, wait_s: float) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.state_ledger import StateLedger
@@ -21,6 +21,7 @@ from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.runtime.logs import about
 from coordinator.runtime.runtime import Clock, now_ms
 from coordinator.storage.actor_store import StorageStats
+from coordinator.telemetry.batch_spans import TracedBatch, TracedShard
 from coordinator.telemetry.drivers import DriverReport, Drivers
 from coordinator.telemetry.slow_batches import (
     BatchContext,
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 #: Shards that are looked at before other requests are answered.
 _AT_ONCE = 500
+#: Ended batches that wait to be traced; further ones are not traced.
+_NOT_TRACED = 64
 
 
 @dataclass(slots=True)
@@ -58,6 +61,16 @@ class _State:
     lost_executors: int = 0
 
 
+class _Ended(NamedTuple):
+    """A batch that has ended and is to be traced."""
+
+    ledger: StateLedger
+    last: CommitEntry
+    partitions: range
+    planned_ms: int | None
+    ended_ms: int
+
+
 class StateMetrics:
     """Records what happens to the states of a fleet."""
 
@@ -69,6 +82,8 @@ class StateMetrics:
         self._storage = storage
         self._states: defaultdict[str, _State] = defaultdict(_State)
         self._drivers = Drivers()
+        #: None where nothing is traced.
+        self._not_traced: asyncio.Queue[_Ended] | None = None
 
     def forget(self, state_name: str) -> None:
         """Drop all that was recorded of a state."""
@@ -147,19 +162,23 @@ class StateMetrics:
         """Return how many records the sources of a state's run are behind; None if they do not say."""
         return self._drivers.behind(ledger.run_id, self._clock.elapsed_s())
 
-    def ended(self, ledger: StateLedger, version: int, first_partition: int) -> None:
-        """Record the end of a batch; a slow one is explained in the log."""
+    def ended(self, ledger: StateLedger, version: int, partitions: range) -> None:
+        """Record the end of a batch of some partitions; a slow one is explained in the log."""
         name, at_ms = ledger.state_name, now_ms(self._clock)
         record = self.record(name)
         ended = record.end_batch(version, at_ms)
         if ended is None:
             return
-        context = self._context(ledger, ended, first_partition)
+        context = self._context(ledger, ended, partitions.start)
         if is_slow(ended.took_ms, record.recent):
             text = explanation(name, ended, record.recent, context)
             record.add_slow_batch(ended, at_ms, context.shard, text)
             log.warning("%s", text, extra=_fields(ledger, ended.last, context.shard))
         record.recent.append(ended)
+        if self._not_traced is not None and not self._not_traced.full():
+            # The first batch of a run may be one that an earlier run planned, long ago.
+            planned_ms = ended.last.batch_time_ms if record.is_ended(version - 1) else None
+            self._not_traced.put_nowait(_Ended(ledger, ended.last, partitions, planned_ms, at_ms))
 
     def _context(self, ledger: StateLedger, ended: EndedBatch, first_partition: int) -> BatchContext:
         """Return what happened since the state's batch before."""
@@ -182,6 +201,23 @@ class StateMetrics:
             state.trouble - trouble,
             lost_executors,
         )
+
+    # -- as traces ------------------------------------------------------------------------------------------------
+
+    async def next_traced(self) -> TracedBatch:
+        """Return the next batch that has ended since the first call; other requests are answered after every few hundred shards."""
+        if self._not_traced is None:
+            self._not_traced = asyncio.Queue(_NOT_TRACED)
+        ledger, last, partitions, planned_ms, ended_ms = await self._not_traced.get()
+        shards = []
+        for shard, partition in enumerate(partitions):
+            if shard % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)
+            commits, holder = ledger.commits_of_version(partition, last.version), ledger.holder(partition)
+            if commits and commits[0].run_id == last.run_id:
+                time = self.record(ledger.state_name).time_of(commits[0])
+                shards.append(TracedShard(shard, "" if holder is None else holder.actor_name, commits, time))
+        return TracedBatch(ledger.state_name, ledger.query_id, planned_ms, ended_ms, shards)
 
     # -- as metrics -----------------------------------------------------------------------------------------------
 

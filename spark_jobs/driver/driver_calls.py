@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 from pyspark.sql import SparkSession
@@ -19,6 +19,7 @@ from coordinator.model.names import store_actor_number
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import coordinator_name
+from spark_jobs.driver.lineage import open_lineage
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
@@ -26,6 +27,9 @@ from spark_jobs.plan.operator_plan import requested_state
 from store_actors.actor.deploy import LiveMigration
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.connections.direct_calls import DirectAddress
+
+if TYPE_CHECKING:
+    from spark_jobs.driver.lineage_events import Lineage
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +123,13 @@ class DriverCalls:
         self._watches: dict[str, NodeWatch] = {}
         #: By run, the id of its query and the states (fleet and name) that it has begun to write.
         self._writers: dict[str, tuple[str, set[tuple[str, str]]]] = {}
+        self._lineage: Lineage | None = None
+
+    def follow(self) -> bool:
+        """Begin to send the lineage of queries if that is configured; return whether it is sent."""
+        if self._lineage is None:
+            self._lineage = open_lineage()
+        return self._lineage is not None
 
     def watch(self, spark: SparkSession) -> None:
         """Begin to watch the nodes of a session's application; a second call has no effect."""
@@ -163,6 +174,8 @@ class DriverCalls:
             whether they ``connect_directly``; ``again`` has that, and the ``place`` that a task has lost; ``settle`` has the numbers of
             rows that tasks ``sent`` to each shard, if they handed them over. ``finished`` has the ``run_id`` and ``batch_id``, the
             ``states`` of the query by fleet, and whether their logs must have it ``at_once``; ``ended`` has only the ``run_id``.
+            ``begin`` also has the options of its query's sources of ``kafka``. While queries are followed, ``query_started``,
+            ``query_progress`` (Spark's JSON) and ``query_ended`` (with its ``error``, or null) have what Spark tells listeners.
             ``start`` has the ``query_id``, null for a new query, whether the query ``has_checkpoint`` that a later start finds, its
             ``first_batch`` by the checkpoint, and its ``operators``: ``uri``, ``state``, ``route`` column and, where it is the query's,
             output ``mode``. ``start`` and ``begin`` also have the ids of queries that are ``active``.
@@ -177,6 +190,7 @@ class DriverCalls:
             shards that have not committed the batch, or whose rows no task counted; the ``next`` batch's shards; and stats, by the
             names of ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards committed other numbers of rows than
             tasks sent them. ``newest_epoch``: the ``epoch`` that counts, -1 without any, and its ``end``; ``end_epoch`` has one count.
+            The answers to what is only told are empty.
         """
         try:
             batch = json.loads(message)
@@ -191,6 +205,9 @@ class DriverCalls:
                 "newest_epoch": self._newest_epoch,
                 "finished": self._report_finished,
                 "ended": lambda run: self._end_run(run["run_id"]),
+                "query_started": self._tell_lineage,
+                "query_progress": self._tell_lineage,
+                "query_ended": self._tell_lineage,
             }
             return json.dumps(answers[batch["asked"]](batch))
         except BaseException:
@@ -198,12 +215,17 @@ class DriverCalls:
             log.exception("the exchange of an operator could not be answered: %s", message)
             raise
 
+    def _tell_lineage(self, message: Mapping[str, Any]) -> None:
+        if self._lineage is not None:
+            self._lineage.take(message)
+
     def _begin(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         operator = batch["operator"]
         if refused := self._taken(operator, batch["query_id"], batch["active"]):
             return {"refused": refused}
         _, states = self._writers.setdefault(batch["run_id"], (batch["query_id"], set()))
         states.add((operator["uri"], operator["state"]))
+        self._tell_lineage(batch)
         coordinator = self._fleets[operator["uri"]].coordinator
         partitions = coordinator.begin_batch(_task(batch), batch["shards"], operator["shards"])
         newest = coordinator.newest_run(operator["state"])

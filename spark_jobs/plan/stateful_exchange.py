@@ -35,13 +35,15 @@ class _Driver:
         return self._answer(message)
 
 
-def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
+def install(spark: SparkSession, driver: Callable[[str], str], *, is_followed: bool) -> None:
     """Install the exchange in a session; a second call has no effect. A session of ``newSession`` needs a call of its own.
 
     Parameters
     ----------
     driver
         Function from a message about a batch (JSON) to its answer (JSON). It is called in the driver, in a thread of the JVM's.
+    is_followed
+        Whether it is also told when queries start, what their batches did, and how they end.
 
     Raises
     ------
@@ -54,6 +56,7 @@ def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
         if not sessions.isInstalled(spark._jsparkSession):
             ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
             sessions.install(spark._jsparkSession, _Driver(driver))
+        sessions.follow(is_followed)
     except Py4JError as error:
         raise SetupError(
             "this Spark cannot be made to see the fleet's operators, without which results would come in other batches than Spark's; "

@@ -18,8 +18,10 @@ from pyspark.sql import functions as F
 from spark_jobs.page_hits import execute
 from statefleet.fleet import Fleet
 from tests.clocks import until
+from tests.collector import collecting
 from tests.connectors.topics import newest, read_records, send_bytes, send_json, stream_of
 from tests.integration.counting_query import query_of
+from tests.integration.followed import following
 from tests.integration.streams import Run
 from tests.kafka_broker import KafkaBroker
 
@@ -129,3 +131,19 @@ def page_hits_options(folder: Path, broker: KafkaBroker, topic: str, output: str
     return argparse.Namespace(
         folder=folder, input=topic, name=topic, shards=2, kafka=broker.address, records_per_trigger=40, to=output, top=5
     )
+
+
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"continuous": "1 second"}], ids=["batches", "epochs"])
+def test_lineage_has_topics_by_their_servers(
+    spark: SparkSession, fleet: Fleet, broker: KafkaBroker, tmp_path: Path, name: str, trigger: dict[str, Any]
+) -> None:
+    broker.create_topic(name, 1)
+    send_json(spark, broker, name, [(0, click("u", 1))])
+    with collecting() as collector, following(collector):
+        users = fleet.stateful(stream_of(spark, broker.address, name, CLICK), name=name, shards=2)
+        writer = users.groupBy("user").count().writeStream.outputMode("update").format("noop").trigger(**trigger)
+        query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+        running = collector.wait_for_event("RUNNING", name)
+        query.stop()
+        collector.wait_for_event("COMPLETE", name)
+    assert [(of["namespace"], of["name"]) for of in running["inputs"]] == [(f"kafka://{broker.address}", name)]

@@ -120,7 +120,7 @@ def test_the_end_of_a_run_is_reported_in_every_session_and_no_listener_gets_prog
         run.stop()
         until(lambda: not is_active())
         listeners = [str(listener) for listener in session._jsparkSession.streams().listListeners()]
-        assert [listener.partition("@")[0] for listener in listeners] == ["org.apache.spark.sql.statefleet.RunEnds$"]
+        assert [listener.partition("@")[0] for listener in listeners] == ["org.apache.spark.sql.statefleet.RunEvents$"]
 
 
 def test_two_operators_over_the_same_rows_are_both_seen(fleet: Fleet, tmp_path: Path, name: str) -> None:

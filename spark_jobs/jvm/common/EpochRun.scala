@@ -33,7 +33,11 @@ class EpochRun(
   private lazy val begun = Driver.ask[Begun](
     "begin",
     fields(firstEpoch) ++
-      Map("operator" -> facts, "shards" -> planned, "active" -> Driver.activeQueries(query.sparkSession)))
+      Map(
+        "operator" -> facts,
+        "shards" -> planned,
+        "active" -> Driver.activeQueries(query.sparkSession),
+        "kafka" -> CurrentQuery.kafka(query)))
 
   lazy val shards: Shards = begun.layout
 

@@ -30,10 +30,13 @@ object Sessions {
       val methods = session.experimental
       StartRule.install(session)
       methods.extraOptimizations ++= Seq(UnmarkRule, LateRowsRule)
-      session.streams.addListener(RunEnds)
+      session.streams.addListener(RunEvents)
       methods.extraStrategies :+= ExchangeStrategy
     }
   }
+
+  /** Has the driver's Python told of what happens to queries, or not. */
+  def follow(isFollowed: Boolean): Unit = RunEvents.isFollowed = isFollowed
 
   /**
    * Raises an error unless every core of the session's executors can connect to all store actors that its shards may
@@ -105,15 +108,25 @@ object Sessions {
 }
 
 /**
- * Reports ended runs to the driver's Python. A listener of PySpark's would get the progress of each batch as well,
- * which costs hundreds of calls between the JVM and Python each time.
+ * Reports ended runs to the driver's Python, and, if queries are followed, all that Spark tells listeners, in a call each.
+ * A listener of PySpark's would cost hundreds of calls between the JVM and Python for the progress of each batch.
  */
-private object RunEnds extends StreamingQueryListener {
-  override def onQueryStarted(event: StreamingQueryListener.QueryStartedEvent): Unit = ()
+private object RunEvents extends StreamingQueryListener {
+  @volatile var isFollowed = false
 
-  override def onQueryProgress(event: StreamingQueryListener.QueryProgressEvent): Unit = ()
+  private def tell(asked: String, message: => Map[String, Any]): Unit = if (isFollowed) Driver.tell(asked, message)
 
-  override def onQueryTerminated(event: StreamingQueryListener.QueryTerminatedEvent): Unit = Run.end(event.runId)
+  override def onQueryStarted(event: StreamingQueryListener.QueryStartedEvent): Unit = tell(
+    "query_started",
+    Map("query_id" -> event.id.toString, "run_id" -> event.runId.toString, "name" -> event.name))
+
+  override def onQueryProgress(event: StreamingQueryListener.QueryProgressEvent): Unit =
+    tell("query_progress", Map("progress" -> event.progress.json))
+
+  override def onQueryTerminated(event: StreamingQueryListener.QueryTerminatedEvent): Unit = {
+    Run.end(event.runId)
+    tell("query_ended", Map("run_id" -> event.runId.toString, "error" -> event.exception))
+  }
 }
 
 /**

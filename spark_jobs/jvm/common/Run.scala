@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.{DeserializationFeature, JsonNode, ObjectM
 import com.fasterxml.jackson.module.scala.DefaultScalaModule
 import java.util.UUID
 import java.util.function.{Function => JavaFunction}
+import org.apache.spark.sql.catalyst.streaming.StreamingRelationV2
 import org.apache.spark.sql.execution.SparkPlan
 import org.apache.spark.sql.streaming.StateOperatorProgress
 import org.apache.spark.unsafe.hash.Murmur3_x86_32
@@ -74,6 +75,12 @@ object CurrentQuery {
   /** Returns the sum of the numbers in an offset. */
   private def sum(offset: JsonNode): Long =
     if (offset.isNumber) offset.asLong else offset.elements.asScala.map(sum).sum
+
+  /** Returns the topics, if they are named, and the servers of each source of Kafka. */
+  def kafka(query: StreamExecution): Seq[Map[String, String]] =
+    query.analyzedPlan.collectLeaves().collect { case source: StreamingRelationV2 => source.extraOptions }
+      .filter(_.containsKey("kafka.bootstrap.servers"))
+      .map(options => Map("subscribe" -> options.get("subscribe"), "servers" -> options.get("kafka.bootstrap.servers")))
 
   /** Whether a query's checkpoint is deleted when it ends. Spark has it in a private field only. */
   def isTemporary(query: StreamExecution): Boolean =
@@ -242,9 +249,13 @@ class OperatorRun(facts: Facts) {
   def shardsOf(execution: IncrementalExecution, planned: Int): Shards = synchronized {
     shards.getOrElseUpdate(
       execution.currentBatchId, {
-        val message = Map[String, Any]("shards" -> planned, "active" -> Driver.activeQueries(execution.sparkSession))
+        val session = execution.sparkSession
+        val message = Map[String, Any](
+          "shards" -> planned,
+          "active" -> Driver.activeQueries(session),
+          "kafka" -> CurrentQuery.query(session).toSeq.flatMap(CurrentQuery.kafka))
         val begun = Driver.ask[Begun]("begin", fields(execution) ++ message)
-        ResultOrder.begin(execution.sparkSession.sparkContext, begun.run)
+        ResultOrder.begin(session.sparkContext, begun.run)
         shards.clear()
         begun.layout
       })

@@ -1,0 +1,60 @@
+"""What queries read and write, by the names that OpenLineage's conventions have for it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+#: What Spark calls sources and sinks that have a path, as it describes them in the progress of a query.
+_WITH_PATH = ("FileStreamSource", "FileSink", "DeltaSource", "DeltaSink")
+#: Where a source has no name of OpenLineage's own, Spark's description of it is the name.
+_SPARK = "spark"
+#: What is another text each time in such a description: ids of expressions and of Java's objects.
+_CHANGING = re.compile(r"#\d+L?|@[0-9a-f]+$")
+
+
+class DatasetName(NamedTuple):
+    """A data set by OpenLineage's conventions."""
+
+    namespace: str
+    name: str
+
+
+def datasets_of(description: str, kafka: Sequence[Mapping[str, str | None]] = ()) -> list[DatasetName]:
+    """Return the data sets that a source or sink has a path or topics for; none for another one.
+
+    Parameters
+    ----------
+    description
+        As Spark has it in the progress of a query.
+    kafka
+        Of each source of Kafka the option ``subscribe``, and its bootstrap ``servers``.
+    """
+    if match := re.fullmatch(r"Kafka(?:V2|Source)\[Subscribe\[(.*)\]\]", description):
+        return [DatasetName(_cluster(topic, kafka), topic) for topic in match[1].split(", ")]
+    if (match := re.fullmatch(r"(\w+)\[(.*)\]", description)) and match[1] in _WITH_PATH:
+        return [_at_path(match[2])]
+    return []
+
+
+def input_datasets(description: str, kafka: Sequence[Mapping[str, str | None]] = ()) -> list[DatasetName]:
+    """Return the data sets of a source: one by its description if there is no other; see :func:`datasets_of`."""
+    return datasets_of(description, kafka) or [DatasetName(_SPARK, _CHANGING.sub("", description))]
+
+
+def _cluster(topic: str, kafka: Sequence[Mapping[str, str | None]]) -> str:
+    fitting = [source for source in kafka if topic in re.split(r"\s*,\s*", source["subscribe"] or "")]
+    servers = next((source["servers"] for source in (*fitting, *kafka)), None)
+    return f"kafka://{(servers or '').partition(',')[0].strip()}"
+
+
+def _at_path(uri: str) -> DatasetName:
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        return DatasetName("file", parts.path)
+    scheme = "s3" if parts.scheme in ("s3a", "s3n") else parts.scheme
+    # An object's key does not begin with a slash.
+    path = parts.path if scheme == "hdfs" else parts.path.strip("/") or "/"
+    return DatasetName(f"{scheme}://{parts.netloc}", path)
