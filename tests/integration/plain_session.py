@@ -71,6 +71,15 @@ def kill(fleet: Fleet) -> None:
             ray.kill(ray.get_actor(actor["actor_name"], namespace=NAMESPACE), no_restart=False)
 
 
+def import_counts(fleet: Fleet, spark: SparkSession, name: str, folder: Path) -> None:
+    """Begin a state with a table of counts."""
+    words = spark.readStream.schema("word string").parquet(f"{folder}/words")
+    counts, table = fleet.stateful(words, name=name).groupBy("word").count(), [("a", 5), ("b", 7)]
+    rows = spark.createDataFrame(table, "word string, count bigint")
+    assert fleet.import_table(counts, rows, checkpoint=f"{folder}/{name}").rows == {name: 2}
+    assert sorted(fleet.state(name).scan().to_arrow().to_pydict()["count"]) == [5, 7]
+
+
 def count_epochs(fleet: Fleet, spark: SparkSession, name: str, folder: Path) -> None:
     """Run a continuous query for some epochs; each has what it read."""
     counts = fleet.stateful(rate(spark), name=name).groupBy("k").count()
@@ -127,6 +136,8 @@ def main(uri: str, address: str, way: str, folder: Path) -> None:
             spark.createDataFrame([("a",), ("c",)], "word string").toPandas().to_parquet(folder / "1.parquet")
             (folder / "words").mkdir()
             name = f"plain-{way}-{os.getpid()}"
+            if way != "killed":
+                import_counts(fleet, spark, f"{name}-table", folder)
             if way == "standalone":
                 count_epochs(fleet, spark, f"{name}-epochs", folder / "epochs")
             print(json.dumps(run(fleet, spark, name, folder, kills=way == "killed")))
