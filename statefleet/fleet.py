@@ -7,10 +7,10 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
-import ray
 from pyspark.sql import DataFrame, SparkSession
 
 from coordinator.ledger.branches import Branch
@@ -41,14 +41,15 @@ from spark_jobs.plan.stateful_exchange import check_reach, install
 from spark_jobs.session.settings import is_on_ray
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.session.spark_session import ensure_ray, started_ray
-from spark_jobs.worker.process import fleet_client, warmed
+from spark_jobs.worker.process import warmed
 from statefleet.dashboard.deploy import dashboard_url
 from statefleet.dashboard.options import DashboardOptions
 from statefleet.migration.importing import Imported, Importer, PlannedState
 from statefleet.reads.fleet import LiveFleet, opened_live
 from statefleet.reads.sources import FleetSource
 from store_actors.actor.deploy import end_fleet, ensure_store_actor, forward_credentials, store_metrics
-from store_actors.client.fleet_client import FleetAddress
+from store_actors.actor.fleet_clients import fleet_client_of
+from store_actors.client.fleet_client import FleetAddress, FleetClient
 from store_actors.client.state_store import ReadStateStore, StateStore, store_specs
 from store_actors.connections.hand_over import sockets_of
 from store_actors.engine.compiled_code import warm_with_progress
@@ -164,7 +165,7 @@ class Fleet(LiveFleet):
             forward_credentials(self._actors, coordinator.status(), credentials)
         # The options with which the fleet was started: all its processes use the same.
         options = coordinator.storage_options()
-        self._address = FleetAddress(uri, ray.get_runtime_context().gcs_address, options, maintenance, memory)
+        self._address = FleetAddress(uri, options, maintenance, memory)
         # The store actor starts here (imports, compiled code), and not in a batch.
         local = ensure_store_actor(self._actors, uri, options, maintenance, self._actors.node_id(), memory)
         started = local.location.remote()
@@ -188,6 +189,10 @@ class Fleet(LiveFleet):
 
     def __repr__(self) -> str:
         return f"Fleet({self.uri!r})"
+
+    @cached_property
+    def _client(self) -> FleetClient:
+        return fleet_client_of(self._address, self._actors)
 
     @property
     def sockets(self) -> str:
@@ -380,7 +385,7 @@ class Fleet(LiveFleet):
         >>> counts.writeStream.outputMode("update").option("checkpointLocation", "/data/ck").start()  # doctest: +SKIP
         """
         check_classic(frame)
-        return Importer(self._coordinator, self._address, self._planned).import_checkpoint(
+        return Importer(self._coordinator, self.uri, self.sockets, self._planned).import_checkpoint(
             source, frame, checkpoint, operators, from_nothing
         )
 
@@ -416,7 +421,7 @@ class Fleet(LiveFleet):
             The import was not finished; the same call repeats it.
         """
         check_classic(frame, rows)
-        return Importer(self._coordinator, self._address, self._planned).import_table(frame, rows, checkpoint)
+        return Importer(self._coordinator, self.uri, self.sockets, self._planned).import_table(frame, rows, checkpoint)
 
     # -- keyed state from plain Python ----------------------------------------------------------------------------
 
@@ -457,7 +462,7 @@ class Fleet(LiveFleet):
         newest = self._coordinator.locate(name, partition_id).newest_version
         task = TaskIdentity(name, PYTHON_QUERY_ID, self._run_id, newest, partition_id, 0, f"python:{os.getpid()}")
         metadata = StateMetadata(name, PYTHON_QUERY_ID, shards, "keyed")
-        return fleet_client(self._address).open_update(task, metadata, specs)
+        return self._client.open_update(task, metadata, specs)
 
     def read_state_store(
         self,
@@ -478,7 +483,7 @@ class Fleet(LiveFleet):
         """
         check_state_name(name)
         specs = store_specs(keys, values, stores)
-        return fleet_client(self._address).open_read(name, partition_id, specs, version)
+        return self._client.open_read(name, partition_id, specs, version)
 
     def _prepare(self, spark: SparkSession, *, by_python: bool) -> None:
         """Check once for an application that its executors reach the fleet, and have Spark's workers import what they need.

@@ -50,7 +50,7 @@ class _PartitionTask:
         # An exception aborts the store. It is committed before any row is yielded, so that a reader of only some rows does not
         # prevent it.
         with (
-            worker_client(received.header) as client,
+            worker_client(received.header.store_actor) as client,
             client.open_granted(task, self.metadata, self.stores)[0] as store,
         ):
             emitted = list(self.function(store, iter(rows.to_batches(max_chunksize=_BATCH_ROWS))))

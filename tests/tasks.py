@@ -59,7 +59,7 @@ class Tasks:
 
     def __init__(self, fleet: Fleet, name: str, actors: Actors | None = None) -> None:
         self.fleet, self.name = fleet, name
-        address = FleetAddress(fleet.uri, ray.get_runtime_context().gcs_address)
+        address = FleetAddress(fleet.uri)
         self.client = fleet_client_of(address, actors)
 
     def identity(self, batch_id: int, run_id: str = "run-1", attempt: int = 0, query_id: str = "query") -> TaskIdentity:

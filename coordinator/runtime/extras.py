@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from importlib import import_module, metadata
 from types import MappingProxyType
@@ -20,7 +19,7 @@ EXTRAS = MappingProxyType(
         "opentelemetry": ("OpenTelemetry's exporter", "traces"),
         "polars": ("Polars", "polars"),
         "pyspark": ("PySpark", _SPARK),
-        "raydp": ("RayDP", _SPARK),
+        "raydp": ("RayDP", "raydp"),
     }
 )
 
@@ -49,10 +48,17 @@ def import_extra(module: str) -> Any:
 
 
 def _requirements(extra: str) -> list[str]:
-    """Return the quoted requirements of an extra; none if Statefleet is not installed, but only a folder."""
+    """Return the quoted requirements of an extra on this Python; none if Statefleet is not installed, but only a folder."""
+    from packaging.requirements import Requirement
+
     try:
         lines = metadata.requires("statefleet") or []
     except metadata.PackageNotFoundError:
         return []
-    marked = (re.fullmatch(r"([^;]+?)\s*;.*\bextra == ['\"]([\w-]+)['\"].*", line) for line in lines)
-    return [f"'{match[1]}'" for match in marked if match is not None and match[2] == extra]
+    # What needs no extra is for the empty one, too.
+    markers = ((line.partition(";")[0].strip(), Requirement(line).marker) for line in lines)
+    return [
+        f"'{name}'"
+        for name, marker in markers
+        if marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+    ]

@@ -109,13 +109,8 @@ def _end_failed_start(error: BaseException) -> None:
     ray.shutdown()
 
 
-def join_cluster(address: str, *, node_ip: str | None = None) -> None:
+def join_cluster(address: str) -> None:
     """Join the Ray cluster at an address (``auto``: the one of this machine), unless this process is on one already.
-
-    Parameters
-    ----------
-    node_ip
-        Address of the Ray node to join it by; by default this machine's. For machines with several nodes.
 
     Raises
     ------
@@ -131,7 +126,7 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
         )
     try:
         _check_answers(address)
-        init_ray(address=address, _node_ip_address=node_ip)
+        init_ray(address=address)
     except ValueError as error:  # how Ray says that it is not an address
         raise SetupError(
             "this is no address of a Ray cluster; give host:port, or auto for the one of this machine",

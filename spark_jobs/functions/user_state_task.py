@@ -86,7 +86,7 @@ class UserStateTask(UserTask):
         """
         task, rows = task_identity(self.metadata, received.header), received.rows.raw
         with (
-            worker_client(received.header) as client,
+            worker_client(received.header.store_actor) as client,
             self.program.opened(client, task, self.schema) as program,
         ):
             store, grant = client.open_granted(task, self.metadata, program.stores)

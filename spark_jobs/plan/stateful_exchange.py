@@ -5,7 +5,8 @@ They are Scala, in :mod:`spark_jobs.jvm`. A callback answers them where shards a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from py4j.java_gateway import java_import
@@ -66,8 +67,8 @@ def install(spark: SparkSession, driver: Callable[[str], str], *, is_followed: b
         ) from error
 
 
-def check_reach(spark: SparkSession, uri: str, sockets: str) -> None:
-    """Have each core of a session's executors connect to a fleet's store actors once.
+def check_reach(spark: SparkSession, uri: str, sockets: str) -> Sequence[Mapping[str, Any]]:
+    """Have each core of a session's executors connect to a fleet's store actors once; return where Python workers find these.
 
     Raises
     ------
@@ -75,7 +76,9 @@ def check_reach(spark: SparkSession, uri: str, sockets: str) -> None:
         One of them cannot.
     """
     try:
-        jvm_classes(spark).checkReach(spark._jsparkSession, uri, sockets)
+        store_actors: list[dict[str, Any]] = json.loads(
+            jvm_classes(spark).checkReach(spark._jsparkSession, uri, sockets)
+        )
     except JOB_FAILURES as error:
         raise SetupError(
             "Spark's executors cannot connect to the fleet's store actors; nothing was started; each of their machines needs a node of "
@@ -83,6 +86,7 @@ def check_reach(spark: SparkSession, uri: str, sockets: str) -> None:
             uri=uri,
             cause=error,
         ) from error
+    return store_actors
 
 
 def jvm_classes(spark: SparkSession) -> Any:

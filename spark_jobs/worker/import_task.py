@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,7 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import ROW_COLUMN, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from spark_jobs.worker.process import executor_name, fleet_client
-from store_actors.client.fleet_client import FleetAddress
+from spark_jobs.worker.process import executor_name, nearest, worker_client
 from store_actors.engine.columns import as_type, of_words, packed
 from store_actors.messages.requests import BatchFacts, StoreSpec
 
@@ -38,21 +38,24 @@ class ImportTask:
 
     Attributes
     ----------
+    store_actors
+        Where rows may be sent to; each store actor takes rows of all shards.
     task
         The task of shard 0.
     """
 
     schema: StateSchema
     metadata: StateMetadata
-    address: FleetAddress
+    store_actors: Sequence[Mapping[str, Any]]
     task: TaskIdentity
     watermarks: Watermarks
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for task, rows in _of_shard(batches, self.task):
             numbering = _Numbering(self.schema)
-            pieces = in_pieces(numbering.numbered(rows))
-            fleet_client(self.address).import_rows(task, self.metadata, self.schema, pieces, self.watermarks)
+            with worker_client(nearest(self.store_actors, task.partition_id)) as client:
+                pieces = in_pieces(numbering.numbered(rows))
+                client.import_rows(task, self.metadata, self.schema, pieces, self.watermarks)
             yield _report(task, numbering.rows)
 
 
@@ -68,7 +71,7 @@ class StoresImportTask:
 
     stores: tuple[StoreSpec, ...]
     metadata: StateMetadata
-    address: FleetAddress
+    store_actors: Sequence[Mapping[str, Any]]
     task: TaskIdentity
     watermarks: Watermarks
     due_per_ms: int | None
@@ -76,7 +79,10 @@ class StoresImportTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for task, rows in _of_shard(batches, self.task):
             count = 0
-            with fleet_client(self.address).open_update(task, self.metadata, self.stores) as handle:
+            with (
+                worker_client(nearest(self.store_actors, task.partition_id)) as client,
+                client.open_granted(task, self.metadata, self.stores)[0] as handle,
+            ):
                 for piece in in_pieces(rows):
                     for number, spec in enumerate(self.stores):
                         of_store = piece.filter(pc.equal(piece.column(STORE_COLUMN), number)).combine_chunks()

@@ -1,13 +1,15 @@
-"""The fleet as one of Spark's Python workers reaches it: by a connection to a store actor; for imports, by Ray."""
+"""The fleet as one of Spark's Python workers reaches it: by a connection to a store actor."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -17,39 +19,33 @@ from coordinator.model.errors import StoreUnavailableError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import MachineClock, Retry, freeze_imports
-from coordinator.service.deploy import join_cluster
-from store_actors.actor.fleet_clients import fleet_client_of
-from store_actors.client.fleet_client import FleetAddress, FleetClient
 from store_actors.client.leased_calls import DEADLINE_S, PAUSE_S
 from store_actors.client.operator_task import BatchHeader
 from store_actors.client.worker_client import WorkerClient
 from store_actors.connections.function_stream import FunctionConnection
-
-
-@cache
-def fleet_client(address: FleetAddress) -> FleetClient:
-    """Return this process's client of a fleet, which connects to Ray at first use (Spark reuses its Python workers)."""
-    join_cluster(address.ray_address, node_ip=_executors_node_ip())
-    client = fleet_client_of(address)
-    settle_process()
-    return client
+from store_actors.connections.hand_over import address_of
 
 
 @contextmanager
-def worker_client(header: BatchHeader) -> Iterator[WorkerClient]:
-    """Connect to the store actor of a task; within the context its stores can be opened.
+def worker_client(store_actor: Mapping[str, Any] | None) -> Iterator[WorkerClient]:
+    """Connect to a store actor; within the context stores can be opened.
+
+    Parameters
+    ----------
+    store_actor
+        Where it is, as Spark's task says it: arguments of a :class:`~store_actors.connections.function_stream.FunctionConnection`.
 
     Raises
     ------
     StoreUnavailableError
         The store actor did not come back in time.
     """
-    assert header.store_actor is not None, "Spark's task says where it is"
+    assert store_actor is not None, "Spark's task says where it is"
     settle_process()
     retry = Retry(MachineClock(), DEADLINE_S, first_pause_s=PAUSE_S, longest_pause_s=1.0)
     while True:
         try:
-            connection = FunctionConnection(**header.store_actor, request={"is_worker": True})
+            connection = FunctionConnection(**store_actor, request={"is_worker": True})
             break
         except StoreUnavailableError:  # it may be starting
             if retry.is_over:
@@ -57,6 +53,16 @@ def worker_client(header: BatchHeader) -> Iterator[WorkerClient]:
         retry.pause()
     with closing(connection):
         yield WorkerClient(connection.call)
+
+
+def nearest(store_actors: Sequence[Mapping[str, Any]], shard: int) -> Mapping[str, Any]:
+    """Return a store actor of this machine, or else any other one, as :func:`worker_client` is given it; shards have different ones."""
+    here = [
+        {**one, "direct": None}
+        for one in store_actors
+        if Path(address_of(one["sockets"], one["host"], one["actor"])).exists()
+    ]
+    return (here or store_actors)[shard % len(here or store_actors)]
 
 
 @cache

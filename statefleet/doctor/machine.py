@@ -58,7 +58,10 @@ def _spark_extra() -> str:
 def _install_again() -> str:
     extra = _spark_extra()
     lock = "requirements.lock" if extra == "spark35" else "requirements-spark4.lock"
-    return f"pip install Statefleet with its extra {extra} again, or the versions of its {lock}, on every node of the cluster"
+    return (
+        f"pip install Statefleet with its extra {extra} again, and raydp for start_session, or the versions of its {lock}, on every "
+        "node of the cluster"
+    )
 
 
 def packages(required: Callable[[], list[str] | None] = lambda: metadata.requires("statefleet")) -> Finding:
@@ -76,7 +79,7 @@ def packages(required: Callable[[], list[str] | None] = lambda: metadata.require
         )
     installed, wrong = [], []
     for requirement in requirements:
-        extras = ("", _spark_extra())
+        extras = ("", _spark_extra(), "raydp")
         if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": name}) for name in extras):
             continue
         try:
@@ -129,10 +132,10 @@ def raydp_jars(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
             "RayDP and Spark",
             Outcome.WARNING,
             "RayDP is not installed, without which start_session and what runs by it (the quickstart, jobs) are not there",
-            "make sessions by SparkSession.builder, or pip install raydp, of the version that Statefleet's extra of this Spark names",
+            "make sessions by SparkSession.builder, or pip install Statefleet with its extra raydp; there is none for Spark 4.3",
         )
-        return
-    yield jars_fit(spark / "jars", raydp / "jars", metadata.version("pyspark"), metadata.version("raydp"))
+    else:
+        yield jars_fit(spark / "jars", raydp / "jars", metadata.version("pyspark"), metadata.version("raydp"))
     home = environ.get("SPARK_HOME")
     if home is not None and _spark_of(Path(home) / "jars") != metadata.version("pyspark"):
         yield Finding(

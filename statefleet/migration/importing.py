@@ -27,7 +27,7 @@ from spark_jobs.plan.event_time import operators_of, used_of
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import RoutedOperator
 from spark_jobs.plan.row_columns import ProjectedPlan
-from spark_jobs.plan.stateful_exchange import shard_routes
+from spark_jobs.plan.stateful_exchange import check_reach, shard_routes
 from spark_jobs.transform.plan import TransformPlan
 from spark_jobs.transform.variables import processor_stores
 from spark_jobs.worker.exchange import HASH_COLUMN
@@ -38,7 +38,6 @@ from statefleet.migration.join import join_rows
 from statefleet.migration.key_rows import deduplication_rows, function_rows, limit_rows
 from statefleet.migration.processor_state import processor_rows
 from statefleet.migration.table import check_keys, table_rows
-from store_actors.client.fleet_client import FleetAddress
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,17 @@ class Importer:
 
     Parameters
     ----------
+    uri, sockets
+        The fleet's, and how the paths of its sockets begin.
     planned
         States of the operators that were built in this process, by name.
     """
 
     def __init__(
-        self, coordinator: CoordinatorClient, address: FleetAddress, planned: Mapping[str, PlannedState]
+        self, coordinator: CoordinatorClient, uri: str, sockets: str, planned: Mapping[str, PlannedState]
     ) -> None:
         self._coordinator = coordinator
-        self._address = address
+        self._uri, self._sockets = uri, sockets
         self._planned = planned
 
     def import_checkpoint(
@@ -184,7 +185,7 @@ class Importer:
                 "fleet.stateful(..).groupBy(..).agg(..)"
             )
         for operator in operators:
-            if operator.uri != self._address.uri or operator.state not in self._planned:
+            if operator.uri != self._uri or operator.state not in self._planned:
                 raise InvalidRequestError(
                     "the operator was not built by this fleet handle; build the query with the handle that imports its state",
                     state=operator.state,
@@ -225,12 +226,13 @@ class Importer:
         # An unfinished import has decided the number of shards; the query may ask for another one when it starts.
         shards = state.metadata.num_shards if existing is None else existing.num_shards
         metadata = structs.replace(state.metadata, num_shards=shards)
+        where = check_reach(rows.sparkSession, self._uri, self._sockets)
         write: ImportTask | StoresImportTask
         if isinstance(plan, TransformPlan):
             stores = processor_stores(plan.program.variables, plan.schema.keys)
-            write = StoresImportTask(stores, metadata, self._address, task, watermarks, plan.due_per_ms)
+            write = StoresImportTask(stores, metadata, where, task, watermarks, plan.due_per_ms)
         else:
-            write = ImportTask(file_schema(state.operator), metadata, self._address, task, watermarks)
+            write = ImportTask(file_schema(state.operator), metadata, where, task, watermarks)
         written = _by_shard(rows, shards).mapInArrow(write, from_arrow_schema(IMPORTED_SCHEMA))
         try:
             counts = {row["shard"]: row["rows"] for row in written.collect()}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
 from msgspec import structs
 from ray.exceptions import RayActorError
 
@@ -42,13 +41,9 @@ from store_actors.messages.requests import ApplyRequest, OpenRequest, StoreSpec
 
 @dataclass(frozen=True, slots=True)
 class FleetAddress:
-    """The address of a fleet: its URI, options of the object store, and its Ray cluster.
-
-    Part of the functions that Spark keeps, so its options hold no credentials; a worker needs none.
-    """
+    """The address of a fleet: its URI, and options, which hold no credentials."""
 
     uri: str
-    ray_address: str
     storage_options: StorageOptions = field(default_factory=StorageOptions)
     maintenance: Maintenance = field(default_factory=Maintenance)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
@@ -74,19 +69,17 @@ class FleetClient:
         task: TaskIdentity,
         metadata: StateMetadata,
         schema: StateSchema,
-        pieces: Iterable[pa.Table],
+        pieces: Sequence[Any],
         watermarks: Watermarks,
     ) -> CommitEntry:
-        """Make rows of state, in pieces, the first version of a shard; return its commit.
+        """Make rows of state that are in Ray's object store, in pieces, the first version of a shard; return its commit.
 
         Raises errors as :meth:`~store_actors.client.leased_calls.LeasedCalls.under_leases`.
         """
-        # Ray keeps the pieces until the call ends, if need be on disk.
-        references = [self._actors.put(piece) for piece in pieces]
 
         def arguments(granted: Granted, node_id: str) -> tuple[Any, ...]:
             ((_, grant),) = granted
-            return ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks), references
+            return ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks), pieces
 
         call: LeasedCall[CommitEntry] = LeasedCall("import_rows", arguments, lambda answer, granted, handle: [answer])
         (committed,) = self.calls.under_leases([task], metadata, call)

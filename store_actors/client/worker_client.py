@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
 from store_actors.client.fleet_client import default_store
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import StoreSpec
@@ -43,6 +47,19 @@ class WorkerClient:
         session_id, grant = self._call("open_session", task, metadata.to_json(), stores)
         store_id = default_store(grant.lease.store_id, stores)
         return StateStore(partial(self._ask, session_id), store_id, grant.base_version), grant
+
+    def import_rows(
+        self,
+        task: TaskIdentity,
+        metadata: StateMetadata,
+        schema: StateSchema,
+        pieces: Iterable[pa.Table],
+        watermarks: Watermarks,
+    ) -> None:
+        """Make rows of state, in pieces, the first version of a shard; errors as above."""
+        for piece in pieces:
+            self._call("import_piece", piece)
+        self._call("import_rows", task, metadata.to_json(), schema, watermarks)
 
     def _ask(self, session_id: str, method: str, *arguments: Any) -> Any:
         return self._call(method, session_id, *arguments)

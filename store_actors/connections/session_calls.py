@@ -15,6 +15,8 @@ import pyarrow as pa
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import StateSchema
+from coordinator.model.watermarks import Watermarks
 from store_actors.messages.requests import BatchFacts, StoreSpec, Write
 from store_actors.messages.wire import as_stream, error_facts, error_of
 
@@ -28,6 +30,8 @@ _METHODS: dict[str, tuple[Any, Any]] = {
     "seal_session": (tuple[str, BatchFacts, tuple[Write, ...]], int),
     "session_committed": (tuple[str], bool),
     "end_session": (tuple[str], None),
+    "import_piece": (tuple[Any], None),
+    "import_rows": (tuple[TaskIdentity, dict[str, Any], StateSchema, Watermarks], None),
 }
 _TABLE, _BATCH = 1, 2
 

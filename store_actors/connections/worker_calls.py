@@ -1,4 +1,4 @@
-"""What a Python worker of Spark's asks of the store actor of its connection: sessions on the keyed stores of its shards.
+"""What a Python worker of Spark's asks of the store actor of its connection: sessions on the keyed stores of its shards, and imports.
 
 A worker has no other way to the fleet. The store actor gets the leases; the session is in the store actor that has the shard.
 """
@@ -9,12 +9,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 from msgspec import structs
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import OperationOutOfOrderError, StateStoreError
 from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
+from coordinator.service.calls import RayActors
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.leased_calls import SessionCalls
 from store_actors.epochs.runs import Lease, check_is_here
@@ -44,6 +48,8 @@ class WorkerCalls:
         self._client, self._lease, self._is_here, self._tell_failed = client, lease, is_here, tell_failed
         #: By their ids.
         self._sessions: dict[str, SessionCalls] = {}
+        #: Rows of an import, which Ray keeps until they are committed, if need be on disk.
+        self._pieces: list[Any] = []
 
     def open_session(
         self, task: TaskIdentity, metadata: dict[str, Any], stores: tuple[StoreSpec, ...]
@@ -86,6 +92,16 @@ class WorkerCalls:
     def end_session(self, session_id: str) -> None:
         self._open(session_id)("end_session")
         del self._sessions[session_id]
+
+    def import_piece(self, rows: pa.Table) -> None:
+        self._pieces.append(RayActors().put(rows))
+
+    def import_rows(
+        self, task: TaskIdentity, metadata: dict[str, Any], schema: StateSchema, watermarks: Watermarks
+    ) -> None:
+        """Make the rows that have come the first version of a shard."""
+        pieces, self._pieces = self._pieces, []
+        self._client.import_rows(task, StateMetadata.from_json(metadata), schema, pieces, watermarks)
 
     def _open(self, session_id: str) -> SessionCalls:
         if session_id not in self._sessions:

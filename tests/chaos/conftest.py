@@ -8,7 +8,6 @@ import pytest
 import ray
 
 from spark_jobs.session.spark_session import ensure_ray
-from spark_jobs.worker.process import fleet_client
 from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
 
@@ -18,7 +17,6 @@ def cluster(new_uri: NewUri) -> Iterator[str]:
     """A Ray cluster that outlives the drivers; its address."""
     ensure_ray(num_cpus=12)
     yield ray.get_runtime_context().gcs_address
-    fleet_client.cache_clear()
     ray.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""A program with a Spark session of its own, on threads, beside a Ray cluster: it counts words by an operator and by a function.
+"""A program with a Spark session of its own beside a Ray cluster: it counts words by an operator and by a function.
 
 It prints, as JSON, what the states have after each run, and where the function saw Ray.
 """
@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyspark
 import ray
 from pyspark.sql import DataFrame, SparkSession
 
 from coordinator.service.calls import NAMESPACE
 from spark_jobs.nodes import executor_nodes
+from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.spark_session import ensure_ray
 from statefleet.fleet import Fleet
+from tests.clocks import until
+from tests.integration.rate_epochs import committed, rate, read_by, run_for, started, state_rows
+from tests.processes import end_process, end_with_parent, free_ports
 
 
 def counted(key: tuple[str], rows: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
@@ -63,10 +71,52 @@ def kill(fleet: Fleet) -> None:
             ray.kill(ray.get_actor(actor["actor_name"], namespace=NAMESPACE), no_restart=False)
 
 
+def import_counts(fleet: Fleet, spark: SparkSession, name: str, folder: Path) -> None:
+    """Begin a state with a table of counts."""
+    words = spark.readStream.schema("word string").parquet(f"{folder}/words")
+    counts, table = fleet.stateful(words, name=name).groupBy("word").count(), [("a", 5), ("b", 7)]
+    rows = spark.createDataFrame(table, "word string, count bigint")
+    assert fleet.import_table(counts, rows, checkpoint=f"{folder}/{name}").rows == {name: 2}
+    assert sorted(fleet.state(name).scan().to_arrow().to_pydict()["count"]) == [5, 7]
+
+
+def count_epochs(fleet: Fleet, spark: SparkSession, name: str, folder: Path) -> None:
+    """Run a continuous query for some epochs; each has what it read."""
+    counts = fleet.stateful(rate(spark), name=name).groupBy("k").count()
+    run_for(started(counts, folder), folder, 3)
+    assert {row["k"]: row["count"] for row in state_rows(fleet, name, folder)} == read_by(folder, committed(folder))
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+@contextmanager
+def standalone(folder: Path) -> Iterator[str]:
+    """Run a master and a worker of Spark's own on this machine, whose Python has this package; yield the master's address."""
+    spark, (port,) = Path(pyspark.__file__).parent, free_ports(1)
+    url, ran = f"spark://127.0.0.1:{port}", list[subprocess.Popen[bytes]]()
+    of_master = ["org.apache.spark.deploy.master.Master", "--port", str(port)]
+    of_worker = ["org.apache.spark.deploy.worker.Worker", "--cores", "2", "--memory", "1g", "--work-dir", folder, url]
+    of_package = {"SPARK_HOME": str(spark), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, **of_package, "JAVA_HOME": str(choose_java_home(os.environ))}
+    try:
+        for command in (of_master, of_worker):
+            arguments = [spark / "bin" / "spark-class", *command, "--host", "127.0.0.1", "--webui-port", "0"]
+            ran.append(subprocess.Popen(arguments, env=environment, preexec_fn=end_with_parent))
+            until(lambda: answers(port))
+        yield url
+    finally:
+        for process in reversed(ran):
+            end_process(process, 20)
+
+
 def main(uri: str, address: str, way: str, folder: Path) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     ensure_ray(ray_address=address)
-    if way != "near":
+    if way not in ("near", "standalone"):
         # As on a machine without a node of the cluster.
         executor_nodes.addresses_of_machine = frozenset  # type: ignore[assignment]
         Fleet.sockets = "/tmp/statefleet-of-nobody/"  # type: ignore[assignment, method-assign]
@@ -74,18 +124,25 @@ def main(uri: str, address: str, way: str, folder: Path) -> None:
         # As where Ray has TLS.
         of_none = lambda nodes, holders: {holder.instance_id: None for holder in holders}  # noqa: E731
         executor_nodes.ExecutorNodes.direct_addresses = of_none  # type: ignore[method-assign,assignment]
-    # The session of the documentation's page.
-    scope: dict[str, Any] = {}
-    exec((folder / "page.py").read_text().replace("file:///var/lib/statefleet", uri), scope)
-    spark, fleet = scope["spark"], scope["fleet"]
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
-    try:
-        spark.createDataFrame([("a",), ("b",), ("a",)], "word string").toPandas().to_parquet(folder / "0.parquet")
-        spark.createDataFrame([("a",), ("c",)], "word string").toPandas().to_parquet(folder / "1.parquet")
-        (folder / "words").mkdir()
-        print(json.dumps(run(fleet, spark, f"plain-{way}-{os.getpid()}", folder, kills=way == "killed")))
-    finally:
-        spark.stop()
+    with standalone(folder / "work") if way == "standalone" else nullcontext("local[*]") as master:
+        # The session of the documentation's page.
+        scope: dict[str, Any] = {}
+        page = (folder / "page.py").read_text().replace("file:///var/lib/statefleet", uri)
+        exec(page.replace("local[*]", master), scope)
+        spark, fleet = scope["spark"], scope["fleet"]
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+        try:
+            spark.createDataFrame([("a",), ("b",), ("a",)], "word string").toPandas().to_parquet(folder / "0.parquet")
+            spark.createDataFrame([("a",), ("c",)], "word string").toPandas().to_parquet(folder / "1.parquet")
+            (folder / "words").mkdir()
+            name = f"plain-{way}-{os.getpid()}"
+            if way in ("far", "standalone"):
+                import_counts(fleet, spark, f"{name}-table", folder)
+            if way == "standalone":
+                count_epochs(fleet, spark, f"{name}-epochs", folder / "epochs")
+            print(json.dumps(run(fleet, spark, name, folder, kills=way == "killed")))
+        finally:
+            spark.stop()
 
 
 if __name__ == "__main__":

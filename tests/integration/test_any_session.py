@@ -27,9 +27,12 @@ def ran(uri: str, way: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=root)
 
 
-@pytest.mark.parametrize("way", short_list(["near", "far", "killed"], ["near"]))
+@pytest.mark.parametrize("way", short_list(["near", "far", "killed", "standalone"], ["near"]))
 def test_a_session_on_threads_counts_beside_ray(fleet: sf.Fleet, new_uri: NewUri, tmp_path: Path, way: str) -> None:
-    """By the sockets of its machine; by a port of another one; and while its store actors are killed after each batch."""
+    """By the sockets of its machine; by a port of another one; while its store actors are killed after each batch; and by executors.
+
+    These are of a standalone cluster, of which a continuous query counts, too.
+    """
     done = ran(fleet.uri, way, tmp_path)
     assert done.returncode == 0, done.stderr
     for counts, expected in zip(json.loads(done.stdout.splitlines()[-1]), WORDS, strict=True):

@@ -19,7 +19,6 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from coordinator.model.errors import StateMismatchError
-from spark_jobs.worker.process import fleet_client
 from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
@@ -156,10 +155,8 @@ def test_a_fleet_started_again_reads_everything_from_storage(spark: SparkSession
     first.shutdown()
     second = connect(uri)
     try:
-        fleet_client.cache_clear()  # this process's client still speaks to the actors that were shut down
         tasks = Tasks(second, name)
         assert tasks.apply(1, [2], run_id="run-2") == [{"v": 2, "n": 2}]
         assert sum(metrics["bytes_loaded"] for metrics in second.metrics().values()) > 0
     finally:
         second.shutdown()
-        fleet_client.cache_clear()

@@ -24,7 +24,6 @@ from spark_jobs.operators.accumulators import supported_functions
 from spark_jobs.operators.aggregate import build_plan
 from spark_jobs.operators.join import build_join
 from spark_jobs.plan.spark_version import SPARK
-from spark_jobs.worker.process import fleet_client
 from statefleet import StatefulProcessor
 from statefleet.fleet import Fleet
 from statefleet.reads.state import LiveState
@@ -133,7 +132,7 @@ def read(fleet: Fleet, name: str, part: str = "") -> tuple[ViewColumns, pa.Table
         if view.store is None:
             tables.append(stored_rows(shards, located.store_id, located.newest_version, schema))
         else:
-            store = fleet_client(fleet._address).open_read(name, shard, (view.store,), None).store(view.store.name)
+            store = fleet._client.open_read(name, shard, (view.store,), None).store(view.store.name)
             tables += [pa.Table.from_batches([batch]) for batch in store.iterator()]
     return view, pa.concat_tables(tables)
 

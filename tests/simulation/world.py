@@ -212,7 +212,7 @@ class World:
         self.actors = SimulatedActors(self.cluster)
         self.runtime = Runtime(self.clock, self.ids, SimulatedThreads(self.scheduler, self.clock), hash_seed=seed)
         self.maintenance = self._draw_maintenance()
-        self._address = FleetAddress(_URI, "ray", maintenance=self.maintenance)
+        self._address = FleetAddress(_URI, maintenance=self.maintenance)
         self.nodes = ("node-0", "node-1")
         self.commit_log = CommitLog()
         self._state_ends = StateEnds(self.stored, STATE)

@@ -122,6 +122,19 @@ def test_where_statefleet_is_only_a_folder_the_extra_is_named(monkeypatch: pytes
         import_extra("duckdb")
 
 
+def test_of_an_extra_with_packages_for_several_pythons_those_of_this_one_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = ["numpy>=2", *(f"{line} and extra == 'raydp'" for line in PROJECT["optional-dependencies"]["raydp"])]
+    monkeypatch.setattr(extras.metadata, "requires", lambda _: lines)
+    monkeypatch.setitem(sys.modules, "raydp", None)
+    version = "1.6.5" if sys.version_info < (3, 12) else "1.7.0b20260911.dev0"
+    with pytest.raises(
+        SetupError, match=rf"^RayDP is not installed here; pip install 'raydp=={version}' \(Statefleet's extra raydp\)"
+    ):
+        import_extra("raydp")
+
+
 def test_each_extra_is_in_the_project() -> None:
     # Spark's are chosen by the version of Python.
     assert {extra for _, extra in EXTRAS.values()} - {"spark35", "spark4"} <= set(PROJECT["optional-dependencies"])

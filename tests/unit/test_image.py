@@ -57,7 +57,7 @@ def test_all_packages_are_copied() -> None:
 def test_spark_and_what_the_commands_need_are_in_the_image() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (chosen,) = re.findall(r'^ARG EXTRAS="(.*)"$', CONTAINERFILE, re.MULTILINE)
-    assert chosen.split() == ["spark35", "dashboard", "sql"]
+    assert chosen.split() == ["spark35", "raydp", "dashboard", "sql"]
     assert {"spark4", *chosen.split()} <= set(extras)
     assert all(re.search(f"^{package}==", LOCK, re.MULTILINE) for package in ("pyspark", "raydp", "duckdb", "uvicorn"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,6 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker import import_task
 from spark_jobs.worker.import_task import PRESENT_COLUMN, SHARD_COLUMN, ImportTask, as_state
-from store_actors.client.fleet_client import FleetAddress
 from store_actors.messages.requests import ApplyRequest
 from store_actors.operators.join_schema import join_schema
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, rows
@@ -56,7 +56,7 @@ def test_an_import_is_repeated_by_its_own_run_and_by_another_one() -> None:
 
 
 class StoreClient:
-    """A task's client of a store in this process."""
+    """A worker's client of a store in this process."""
 
     def __init__(self, fleet: AggregationFleet) -> None:
         self._fleet = fleet
@@ -68,16 +68,16 @@ class StoreClient:
         schema: StateSchema,
         pieces: Iterable[pa.Table],
         at: Watermarks,
-    ) -> CommitEntry:
+    ) -> None:
         assert (schema, at) == (SCHEMA, Watermarks(40, 40))
-        return imported_by(self._fleet, task, pa.concat_tables(pieces))
+        imported_by(self._fleet, task, pa.concat_tables(pieces))
 
 
 def test_a_task_reports_the_rows_it_had_and_not_those_of_an_attempt_that_was_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet = AggregationFleet()
-    monkeypatch.setattr(import_task, "fleet_client", lambda address: StoreClient(fleet))
+    monkeypatch.setattr(import_task, "worker_client", lambda store_actor: nullcontext(StoreClient(fleet)))
     monkeypatch.setattr(TaskContext, "_taskContext", TaskContext._getOrCreate())
     metadata = StateMetadata("s", "query", 1, "update", SCHEMA)
     batches = [
@@ -86,7 +86,8 @@ def test_a_task_reports_the_rows_it_had_and_not_those_of_an_attempt_that_was_kil
     ]
 
     def task(run: str) -> ImportTask:
-        return ImportTask(SCHEMA, metadata, FleetAddress("", ""), task_of(6, run), Watermarks(40, 40))
+        here = [{"sockets": "/tmp/none-", "host": "nowhere", "actor": 0, "direct": None}]
+        return ImportTask(SCHEMA, metadata, here, task_of(6, run), Watermarks(40, 40))
 
     # Spark ends what it sends a killed task's worker in the middle, and tries the task again. The first commit of a run counts.
     for attempt, (run, size, state_rows) in enumerate((("import-1", 1, 1), ("import-1", 2, 1), ("import-2", 2, 2))):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from msgspec import structs
 
@@ -13,8 +15,12 @@ from coordinator.model.errors import FencedError
 from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
 from store_actors.client.fleet_client import FleetClient
+from store_actors.connections import worker_calls
+from store_actors.connections.session_calls import answered, encoded_call
 from store_actors.connections.worker_calls import WorkerCalls
+from tests.unit.aggregation_fleet import SCHEMA
 from tests.unit.keyed_fleet import COUNTS
 
 HERE, FORMER = (ActorLocation("store", instance, "node", "host", 1) for instance in ("here", "former"))
@@ -87,3 +93,17 @@ def test_a_session_of_a_batch_may_be_anywhere() -> None:
     calls = Calls(FORMER)
     assert calls.open(structs.replace(EPOCH, is_epoch=False))[0] == "session"
     assert calls.leased == []
+
+
+def test_an_import_is_of_the_pieces_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_calls, "RayActors", lambda: SimpleNamespace(put=pa.Table.to_pylist))
+    imported: list[tuple[Any, ...]] = []
+    client = SimpleNamespace(import_rows=lambda *arguments: imported.append(arguments))
+    calls = WorkerCalls(cast("FleetClient", client), lambda *_: [], lambda grant: True, lambda error: None)
+    wanted = (EPOCH, METADATA.to_json(), SCHEMA, Watermarks(1, 2))
+    for value in (1, 2):
+        answered(calls, encoded_call("import_piece", (pa.table({"v": [value]}),)))
+    for _ in range(2):
+        answered(calls, encoded_call("import_rows", wanted))
+    first = (EPOCH, METADATA, SCHEMA, [[{"v": 1}], [{"v": 2}]], Watermarks(1, 2))
+    assert imported == [first, (*first[:3], [], first[4])]

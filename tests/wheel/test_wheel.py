@@ -74,7 +74,7 @@ def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     spark = "spark35" if metadata.version("pyspark").startswith("3.") else "spark4"
-    command = ("-m", "pip", "install", "--quiet", "--constraint", constraints, f"{wheel}[{spark}]")
+    command = ("-m", "pip", "install", "--quiet", "--constraint", constraints, f"{wheel}[{spark},raydp]")
     call(folder / "bin" / "python", *command, cwd=folder)
     return folder / "bin"
 

@@ -40,11 +40,11 @@ object Sessions {
 
   /**
    * Raises an error unless every core of the session's executors can connect to all store actors that its shards may
-   * be at.
+   * be at; returns where Python workers find these, in JSON.
    *
    * @param sockets How the paths of the fleet's sockets begin.
    */
-  def checkReach(session: SparkSession, uri: String, sockets: String): Unit = {
+  def checkReach(session: SparkSession, uri: String, sockets: String): String = {
     val context = session.sparkContext
     val cores = Executors.coresByHost(context)
     val places = Driver.ask[Array[Place]]("reach", Map("uri" -> uri, "cores" -> cores)).filter(_ != null)
@@ -54,6 +54,7 @@ object Sessions {
       val host = SparkEnv.get.blockManager.blockManagerId.host
       places.foreach(StoreActorAddress.holder(sockets, _, host).connected(TaskContext.get()).close())
     }
+    Driver.json.writeValueAsString(places.map(StoreActorAddress(sockets, _).fields))
   }
 
   def isInstalled(session: SparkSession): Boolean = session.experimental.extraStrategies.contains(ExchangeStrategy)
