@@ -29,7 +29,7 @@ from store_actors.client.fleet_client import FleetAddress
 from store_actors.connections.direct_calls import DirectAddress
 
 if TYPE_CHECKING:
-    from spark_jobs.driver.lineage_events import Lineage
+    from spark_jobs.driver.lineage_events import QueryLineage
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class DriverCalls:
         self._watches: dict[str, NodeWatch] = {}
         #: By run, the id of its query and the states (fleet and name) that it has begun to write.
         self._writers: dict[str, tuple[str, set[tuple[str, str]]]] = {}
-        self._lineage: Lineage | None = None
+        self._lineage: QueryLineage | None = None
 
     def follow(self) -> bool:
         """Begin to send the lineage of queries if that is configured; return whether it is sent."""

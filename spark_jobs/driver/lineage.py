@@ -13,7 +13,7 @@ from coordinator.model.errors import SetupError
 from coordinator.runtime.extras import import_extra
 
 if TYPE_CHECKING:
-    from spark_jobs.driver.lineage_events import Lineage
+    from spark_jobs.driver.lineage_events import QueryLineage
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ def is_configured(environ: Mapping[str, str], folder: Path, home: Path) -> bool:
     return any(file.is_file() for file in ([Path(named), *files] if named else files))
 
 
-def open_lineage() -> Lineage | None:
+def open_lineage() -> QueryLineage | None:
     """Return what sends lineage; None if it is not configured, or cannot be had, which is logged once."""
     # Neither raises where there is no such folder.
     if not is_configured(os.environ, Path(), Path(os.path.expanduser("~"))):
         return None
     try:
-        lineage: Lineage = import_extra("spark_jobs.driver.lineage_events").Lineage.connected()
+        lineage: QueryLineage = import_extra("spark_jobs.driver.lineage_events").QueryLineage.connected()
     except SetupError as error:
         _warn(str(error))
     except Exception as error:  # noqa: BLE001 - its configuration is wrong: queries run without lineage

@@ -1,4 +1,4 @@
-"""Lineage of this driver's queries, by OpenLineage's client; imported only where it is sent."""
+"""QueryLineage of this driver's queries, by OpenLineage's client; imported only where it is sent."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Run:
         return Job(os.environ.get("OPENLINEAGE_NAMESPACE") or fleet, self.name or state, {"jobType": kind})
 
 
-class Lineage:
+class QueryLineage:
     """Sends what happens to the runs of queries that have states in a fleet, from a thread of its own: nothing waits for it."""
 
     def __init__(self, client: OpenLineageClient) -> None:
@@ -72,7 +72,7 @@ class Lineage:
         atexit.register(self.close)
 
     @classmethod
-    def connected(cls) -> Lineage:
+    def connected(cls) -> QueryLineage:
         """Return what sends to where OpenLineage's own configuration says."""
         return cls(OpenLineageClient())
 

@@ -1,4 +1,4 @@
-"""Lineage: events of runs at a real collector, by OpenLineage's client; what fails there costs no query."""
+"""QueryLineage: events of runs at a real collector, by OpenLineage's client; what fails there costs no query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_jobs.driver import lineage, lineage_events
 from spark_jobs.driver.datasets import datasets_of, input_datasets
 from spark_jobs.driver.driver_calls import DriverCalls
 from spark_jobs.driver.lineage import is_configured, open_lineage
-from spark_jobs.driver.lineage_events import Lineage
+from spark_jobs.driver.lineage_events import QueryLineage
 from tests.clocks import until
 from tests.collector import Collector, collecting
 
@@ -45,7 +45,7 @@ def collector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Colle
 
 
 @pytest.fixture
-def sent(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lineage]:
+def sent(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueryLineage]:
     opened = open_lineage()
     assert opened is not None
     yield opened
@@ -53,23 +53,23 @@ def sent(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line
     opened.close()
 
 
-def begin(to: Lineage, state: str, run: str = RUN, query: str = QUERY, kafka: Any = ()) -> None:
+def begin(to: QueryLineage, state: str, run: str = RUN, query: str = QUERY, kafka: Any = ()) -> None:
     operator = {"uri": FLEET, "state": state}
     to.take({"asked": "begin", "query_id": query, "run_id": run, "operator": operator, "kafka": kafka})
 
 
-def start(to: Lineage, name: str | None, *states: str, run: str = RUN, query: str = QUERY, kafka: Any = ()) -> None:
+def start(to: QueryLineage, name: str | None, *states: str, run: str = RUN, query: str = QUERY, kafka: Any = ()) -> None:
     to.take({"asked": "query_started", "query_id": query, "run_id": run, "name": name})
     for state in states:
         begin(to, state, run, query, kafka)
 
 
-def progress(to: Lineage, batch: int, run: str = RUN, source: Any = FILES, sink: str = "ForeachBatchSink") -> None:
+def progress(to: QueryLineage, batch: int, run: str = RUN, source: Any = FILES, sink: str = "ForeachBatchSink") -> None:
     of = {"id": QUERY, "runId": run, "batchId": batch, "sources": [source], "sink": {"description": sink}}
     to.take({"asked": "query_progress", "progress": json.dumps(of)})
 
 
-def end(to: Lineage, error: str | None = None, run: str = RUN) -> None:
+def end(to: QueryLineage, error: str | None = None, run: str = RUN) -> None:
     to.take({"asked": "query_ended", "run_id": run, "error": error})
 
 
@@ -86,7 +86,7 @@ def versions(event: dict[str, Any]) -> dict[str, str | None]:
 
 
 def test_a_run_starts_runs_and_completes_with_its_inputs_outputs_and_versions(
-    sent: Lineage, collector: Collector
+    sent: QueryLineage, collector: Collector
 ) -> None:
     start(sent, "counts", "clicks")
     progress(sent, 0, sink="FileSink[s3a://bucket/out/counts]")
@@ -113,7 +113,7 @@ def test_a_run_starts_runs_and_completes_with_its_inputs_outputs_and_versions(
 
 
 def test_versions_are_sent_again_after_a_while(
-    sent: Lineage, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    sent: QueryLineage, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(sent, "counts", "clicks")
     progress(sent, 0)
@@ -124,7 +124,7 @@ def test_versions_are_sent_again_after_a_while(
     assert [versions(event)["clicks"] for event in collector.of("RUNNING", "counts")] == ["1", "3"]
 
 
-def test_a_query_of_two_states_is_one_run_that_has_both(sent: Lineage, collector: Collector) -> None:
+def test_a_query_of_two_states_is_one_run_that_has_both(sent: QueryLineage, collector: Collector) -> None:
     start(sent, None, "views", "clicks")
     progress(sent, 6)
     end(sent)
@@ -133,7 +133,7 @@ def test_a_query_of_two_states_is_one_run_that_has_both(sent: Lineage, collector
     assert len(collector.of("START", "views")) == 1
 
 
-def test_a_run_that_fails_says_why_in_a_line(sent: Lineage, collector: Collector) -> None:
+def test_a_run_that_fails_says_why_in_a_line(sent: QueryLineage, collector: Collector) -> None:
     start(sent, "counts", "clicks")
     end(sent, "org.apache.spark.SparkException: lost\n\tat row with values")
     failed = collector.wait_for_event("FAIL", "counts")
@@ -141,7 +141,7 @@ def test_a_run_that_fails_says_why_in_a_line(sent: Lineage, collector: Collector
     assert versions(failed) == {"clicks": None}
 
 
-def test_a_restarted_query_is_another_run_of_the_same_job(sent: Lineage, collector: Collector) -> None:
+def test_a_restarted_query_is_another_run_of_the_same_job(sent: QueryLineage, collector: Collector) -> None:
     again = str(uuid.uuid4())
     start(sent, "counts", "clicks")
     progress(sent, 0)
@@ -157,14 +157,14 @@ def test_a_restarted_query_is_another_run_of_the_same_job(sent: Lineage, collect
     ]
 
 
-def test_a_run_of_epochs_goes_by_its_query(sent: Lineage, collector: Collector) -> None:
+def test_a_run_of_epochs_goes_by_its_query(sent: QueryLineage, collector: Collector) -> None:
     start(sent, "counts")
     begin(sent, "clicks", run="of-epochs")
     progress(sent, 0)
     assert collector.wait_for_event("RUNNING", "counts")["run"]["runId"] == RUN
 
 
-def test_queries_without_states_are_not_sent(sent: Lineage, collector: Collector) -> None:
+def test_queries_without_states_are_not_sent(sent: QueryLineage, collector: Collector) -> None:
     start(sent, "other")
     progress(sent, 0)
     end(sent)
@@ -176,7 +176,7 @@ def test_queries_without_states_are_not_sent(sent: Lineage, collector: Collector
 
 
 def test_runs_that_the_program_leaves_are_aborted(
-    sent: Lineage, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    sent: QueryLineage, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lineage_events, "_END_S", 0.1)
     start(sent, "counts", "clicks")
@@ -186,14 +186,14 @@ def test_runs_that_the_program_leaves_are_aborted(
 
 
 def test_the_namespace_of_jobs_is_that_of_the_environment(
-    sent: Lineage, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    sent: QueryLineage, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
     start(sent, "counts", "clicks")
     assert collector.wait_for_event("START", "counts")["job"]["namespace"] == "shop"
 
 
-def test_a_message_that_is_not_understood_costs_a_line(sent: Lineage, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_that_is_not_understood_costs_a_line(sent: QueryLineage, caplog: pytest.LogCaptureFixture) -> None:
     sent.take({"asked": "query_progress", "progress": "{"})
     assert "an event of lineage could not be made" in caplog.text
 
