@@ -1,4 +1,4 @@
-"""QueryLineage: events of runs at a real collector, by OpenLineage's client; what fails there costs no query."""
+"""Lineage: events of runs at a real collector, by OpenLineage's client; what fails there costs no query."""
 
 from __future__ import annotations
 
