@@ -144,6 +144,7 @@ def test_windows_of_results_are_counted_once_they_are_over(fleet: Fleet, tmp_pat
     }
 
 
+@pytest.mark.replay
 def test_the_row_before_is_that_of_a_window_in_a_batch(fleet: Fleet, tmp_path: Path, name: str) -> None:
     feed, dice = Feed(tmp_path / "in", TRADES), random.Random(3)
     times = [NOON + timedelta(milliseconds=100 * number + dice.randrange(90)) for number in range(120)]

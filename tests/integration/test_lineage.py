@@ -156,6 +156,7 @@ def test_a_collector_that_is_gone_costs_no_batch(
     assert sorted(row.k for row in running.take()) == [0, 1, 2, 3]
 
 
+@pytest.mark.replay
 def test_epochs_are_traced_and_followed(
     traced_fleet: sf.Fleet, collector: Collector, tmp_path: Path, name: str, spark: Any
 ) -> None:
