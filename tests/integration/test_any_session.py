@@ -39,6 +39,7 @@ def test_a_session_on_threads_counts_beside_ray(fleet: sf.Fleet, new_uri: NewUri
         assert list(counts.values()) == [expected, expected]
 
 
+@pytest.mark.replay
 def test_a_session_that_reaches_no_store_actor_is_refused_when_its_query_is_built(
     fleet: sf.Fleet, tmp_path: Path
 ) -> None:

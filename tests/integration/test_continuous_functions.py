@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupState
 
@@ -146,6 +147,7 @@ def test_timers_of_a_processor_fire_while_the_query_runs(
     assert all(counts == sorted(counts) and len(counts) > 2 for counts in emitted.values())
 
 
+@pytest.mark.replay
 def test_epochs_that_failed_and_were_repeated_count_once(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -175,6 +177,7 @@ def failing(keys: pa.Table, rows: pa.Table, state: Any) -> pa.Table:
     raise ValueError("the user's own error")
 
 
+@pytest.mark.replay
 def test_an_error_of_the_function_ends_the_query_with_it(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

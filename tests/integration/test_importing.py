@@ -179,6 +179,7 @@ def events(*rows: tuple[str | None, int, int | None]) -> list[tuple[Any, ...]]:
     return [(key, dt.datetime.fromtimestamp(second, dt.UTC), value) for key, second, value in rows]
 
 
+@pytest.mark.replay
 def test_what_was_exported_is_imported_and_what_does_not_fit_leaves_nothing(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

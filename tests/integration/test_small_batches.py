@@ -47,7 +47,7 @@ def tasks_of_batches(
         ([200, 200, 200], False, "update", [False, True, True]),
         ([200, FEW_ROWS, 200, FEW_ROWS + 1, 200, 200], False, "update", [False, True, True, True, False, True]),
         # Its file says that it is large.
-        ([200, 300_000, 200], False, "update", [False, False, False]),
+        pytest.param([200, 300_000, 200], False, "update", [False, False, False], marks=pytest.mark.replay),
         ([200, 200], True, "update", [False, False]),
         # All groups are emitted.
         ([200, 200], False, "complete", [False, False]),

@@ -58,7 +58,9 @@ def begin(to: QueryLineage, state: str, run: str = RUN, query: str = QUERY, kafk
     to.take({"asked": "begin", "query_id": query, "run_id": run, "operator": operator, "kafka": kafka})
 
 
-def start(to: QueryLineage, name: str | None, *states: str, run: str = RUN, query: str = QUERY, kafka: Any = ()) -> None:
+def start(
+    to: QueryLineage, name: str | None, *states: str, run: str = RUN, query: str = QUERY, kafka: Any = ()
+) -> None:
     to.take({"asked": "query_started", "query_id": query, "run_id": run, "name": name})
     for state in states:
         begin(to, state, run, query, kafka)
