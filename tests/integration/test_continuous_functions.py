@@ -47,6 +47,7 @@ def counts_of(frame: DataFrame, fleet: Fleet, name: str, function: Any = counted
     )
 
 
+@pytest.mark.replay
 def test_an_arrow_function_counts_each_row_once_in_each_run(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

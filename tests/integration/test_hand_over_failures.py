@@ -126,7 +126,7 @@ def running_tasks(spark: SparkSession) -> int:
     ("ends", "batch"),
     [
         pytest.param(True, (100, "x"), id="it dies"),
-        pytest.param(False, (100, "x"), id="it hangs, and is ended"),
+        pytest.param(False, (100, "x"), id="it hangs, and is ended", marks=pytest.mark.replay),
         # The socket of a process that was ended can be connected to until its memory is freed; it takes no rows of a task then.
         pytest.param(
             False, (40_000, "x" * 1000), id="it hangs before it takes a large batch", marks=pytest.mark.replay

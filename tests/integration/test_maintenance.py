@@ -34,6 +34,7 @@ def deltas_since_snapshot(fleet: Fleet, name: str, shard: int) -> int:
     return sum(version > newest for version in versions(data_files(fleet, name, ".delta"), shard))
 
 
+@pytest.mark.replay
 def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
     spark: SparkSession, new_uri: NewUri, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,7 +80,7 @@ def hashed_by_spark(spark: SparkSession, table: pa.Table) -> list[list[int]]:
     ]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(table=tables(), cut=st.integers(0, 11))
 def test_every_type_of_key_hashes_as_in_spark(spark: SparkSession, table: pa.Table, cut: int) -> None:
     expected = hashed_by_spark(spark, table)

@@ -27,7 +27,7 @@ from tests.unit.damages import DAMAGES, ERROR, Survey, copied, named_by_verify
 running_survey = cache(RunningSurvey)
 #: By what is damaged: the survey, the number of cases that are tested with every change, and how often `soak` runs each of them.
 SURVEYS: dict[str, tuple[Callable[[], Survey], int, int]] = {
-    "a rescaled state and its branch": (damaged_branches.survey, 40, 3),
+    "a rescaled state and its branch": (damaged_branches.survey, 24, 3),
     "keyed stores": (damaged_keyed_stores.survey, 30, 2),
     "a running fleet": (running_survey, 24, 1),
 }
