@@ -40,7 +40,9 @@ class ClusterQuery(CountingQuery):
                 return False
             return True
 
-        return until(is_there_after_a_batch, failure=lambda: f"{failure}: shards are at {self.nodes()}", every_s=0.3)
+        return until(
+            is_there_after_a_batch, 240, failure=lambda: f"{failure}: shards are at {self.nodes()}", every_s=0.3
+        )
 
     def deltas_read(self) -> int:
         return sum(metrics["deltas_loaded"] for metrics in store_metrics(RayActors(), self.fleet.status()).values())

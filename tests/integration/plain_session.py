@@ -47,11 +47,13 @@ def queries(fleet: Fleet, words: DataFrame, name: str) -> dict[str, DataFrame]:
     }
 
 
-def run(fleet: Fleet, spark: SparkSession, name: str, folder: Path, *, kills: bool) -> list[dict[str, dict[str, int]]]:
-    """Run both queries twice, each over a further file; return the counts after each run."""
+def run(
+    fleet: Fleet, spark: SparkSession, name: str, folder: Path, *, runs: int, kills: bool
+) -> list[dict[str, dict[str, int]]]:
+    """Run both queries several times, each over a further file; return the counts after each run."""
     counts = []
     words = spark.readStream.schema("word string").option("maxFilesPerTrigger", 1).parquet(f"{folder}/words")
-    for number in range(2):
+    for number in range(runs):
         (folder / f"{number}.parquet").rename(folder / "words" / f"{number}.parquet")
         for state, results in queries(fleet, words, name).items():
             writer = results.writeStream.outputMode("update").option("checkpointLocation", f"{folder}/{state}")
@@ -140,7 +142,7 @@ def main(uri: str, address: str, way: str, folder: Path) -> None:
                 import_counts(fleet, spark, f"{name}-table", folder)
             if way == "standalone":
                 count_epochs(fleet, spark, f"{name}-epochs", folder / "epochs")
-            print(json.dumps(run(fleet, spark, name, folder, kills=way == "killed")))
+            print(json.dumps(run(fleet, spark, name, folder, runs=1 if way == "near" else 2, kills=way == "killed")))
         finally:
             spark.stop()
 
