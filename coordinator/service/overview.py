@@ -70,8 +70,8 @@ class Overview:
             await asyncio.sleep(0)
         return {
             **self._fleet(queries),
-            "running": self._running_batches(),
-            "behind_records": self._behind(),
+            "running": self._where_known(self._running_batch),
+            "behind_records": self._where_known(lambda ledger, _: self._metrics.behind(ledger)),
             "drained": sorted(self._leases.drained),
             "took_ms": int(1000 * took_s),
         }
@@ -96,15 +96,10 @@ class Overview:
         running = self._metrics.running(ledger, metadata) if self._is_active(ledger) else None
         return None if running is None else asdict(running)
 
-    def _running_batches(self) -> dict[str, dict[str, Any]]:
-        running = {
-            metadata.state_name: self._running_batch(ledger, metadata) for ledger, metadata in self._states.described()
-        }
-        return {name: batch for name, batch in running.items() if batch is not None}
-
-    def _behind(self) -> dict[str, int]:
-        behind = {metadata.state_name: self._metrics.behind(ledger) for ledger, metadata in self._states.described()}
-        return {name: records for name, records in behind.items() if records is not None}
+    def _where_known(self, of: Callable[[StateLedger, StateMetadata], Any]) -> dict[str, Any]:
+        """Return something of each state, by its name, without the states of which it is None."""
+        found = {metadata.state_name: of(ledger, metadata) for ledger, metadata in self._states.described()}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _fleet(self, queries: list[dict[str, Any]]) -> dict[str, Any]:
         coordinator = {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._metrics.started_at_ms}

@@ -133,9 +133,8 @@ class Drivers:
 
     def behind(self, run_id: str, now_s: float) -> int | None:
         """Return how many records a run's sources are behind; None if they do not say."""
-        return next(
-            (dict(report.behind)[run_id] for report in self._alive(now_s) if run_id in dict(report.behind)), None
-        )
+        told = (records for report in self._alive(now_s) for run, records in report.behind if run == run_id)
+        return next(told, None)
 
     def _alive(self, now_s: float) -> list[DriverReport]:
         self._reports = {

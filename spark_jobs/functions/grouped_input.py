@@ -16,7 +16,7 @@ from coordinator.model.type_names import payload_type
 from spark_jobs.functions.user_program import EVENT_TIME_FIELD
 from spark_jobs.functions.user_state_task import GroupView
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import several_event_times, watermark_delay_ms
+from spark_jobs.plan.event_time import late_column, several_event_times, watermark_delay_ms
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError, RefusedQueryError
@@ -195,7 +195,7 @@ def _check_names(key_names: Sequence[str], attributes: Sequence[Expression], res
 
 def _late_time(attributes: Sequence[Expression]) -> Column:
     """Return the event time of a row (of a window, its end), in microseconds: the first column with a watermark, as in Spark."""
-    marked = next((attribute for attribute in attributes if attribute.watermark_delay_ms is not None), None)
+    marked = late_column(attributes)
     if marked is None:
         raise RefusedQueryError(
             "event-time timeouts need a watermark, and its column among those that reach the function; call withWatermark "

@@ -21,7 +21,7 @@ from coordinator.model.schema import Field, StateSchema
 from spark_jobs.operators.join_analysis import JoinNode, analysed_join, lags_ms
 from spark_jobs.operators.join_keys import JoinCondition, JoinKeys, join_keys, split_condition
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import watermark_time
+from spark_jobs.plan.event_time import late_column, watermark_time
 from spark_jobs.plan.keys import leaf_field
 from spark_jobs.plan.logical import Plan, analysed, projected, resolved
 from spark_jobs.plan.operator_plan import check_output_mode
@@ -30,8 +30,6 @@ from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, AsOf, JoinOptions, JoinType, join_schema
-
-ColumnLike = str | Column
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
 def build_as_of_join(
     left: DataFrame,
     right: DataFrame,
-    times: tuple[ColumnLike, ColumnLike],
+    times: tuple[str | Column, str | Column],
     on: Any,
     how: str,
     tolerance_ms: int | None,
@@ -164,11 +162,12 @@ def build_as_of_join(
             join=node.kind,
         )
     for side, (frame, time) in enumerate(zip((left, right), times, strict=True)):
-        marked = _marked(node.attributes(side))
+        columns = node.attributes(side)
+        marked = late_column(columns)
         compared = analysed(frame.select(time)).projected[0].unaliased
         # Of a stream that is joined with itself, Spark gives the columns of one side other ids.
         places = {column.id: place for place, column in enumerate(analysed(frame).output)}
-        if marked is None or node.attributes(side)[places[compared.id]].id != marked.id:
+        if marked is None or columns[places[compared.id]].id != marked.id:
             raise RefusedQueryError(
                 "an as-of join takes the columns of both sides by which their rows have a watermark: until it has passed a left row, "
                 "a nearer right one may come; call withWatermark on both streams, and name its column",
@@ -179,11 +178,6 @@ def build_as_of_join(
         split.condition.pre[side].append(Expression.of(marked.column().isNotNull()))
     as_of = AsOf(("l_late", "r_late"), None if tolerance_ms is None else tolerance_ms * 1000, is_strict)
     return _planned(node, keys, split, (0, tolerance_ms), as_of)
-
-
-def _marked(columns: Sequence[Expression]) -> Expression | None:
-    """Return the one of a side's columns by which its rows are late."""
-    return next((column for column in columns if column.watermark_delay_ms is not None), None)
 
 
 @dataclass(frozen=True)
@@ -257,7 +251,7 @@ def _side(
     prefix = "lr"[side]
     extra = list(condition.computed[side])
     attributes = node.attributes(side)
-    marked = _marked(attributes)
+    marked = late_column(attributes)
     late = expiry = pre = None
     late_columns: dict[str, Sequence[str]] = {}
     if marked is not None:

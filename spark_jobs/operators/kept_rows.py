@@ -15,7 +15,7 @@ from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.type_names import is_nested
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import event_time, several_event_times, watermark_delay_ms, watermark_time
+from spark_jobs.plan.event_time import event_time, late_column, several_event_times, watermark_delay_ms, watermark_time
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import check_output_mode
@@ -108,7 +108,7 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
 
 def _late_by(attributes: Sequence[Expression], keys: Sequence[Key]) -> Expression | None:
     """Return the input column by which rows are late, unless it is a key: as Spark, the first with a watermark."""
-    late = next((attribute for attribute in attributes if attribute.watermark_delay_ms is not None), None)
+    late = late_column(attributes)
     first_key = next((key for key in keys if key.expiry is not None), None)
     is_key = late is None or (first_key is not None and first_key.expression.matches(late))
     return None if is_key else late

@@ -199,6 +199,11 @@ def several_event_times(expressions: Iterable[Expression], spark: SparkSession) 
     )
 
 
+def late_column(attributes: Iterable[Expression]) -> Expression | None:
+    """Return the column by which rows are late: as for Spark, the first with a watermark; None if none has one."""
+    return next((attribute for attribute in attributes if attribute.watermark_delay_ms is not None), None)
+
+
 def watermark_time(attribute: Expression) -> Column:
     """Return the time of a column that Spark compares with the watermark: of a window, its end."""
     column = attribute.column()

@@ -21,7 +21,6 @@ from store_actors.engine.multimap import numbered_keys
 from store_actors.engine.versions import Change
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.join import JoinShard
-from store_actors.operators.join_side import SideRows
 
 
 class AsOfShard(JoinShard):
@@ -54,9 +53,7 @@ class AsOfShard(JoinShard):
         owners, slots = right.table.match(*left.table.chain_keys_of(due[firsts]))
         position = self._newest(owners, slots, ids, left.times(due))
         has_match = position >= 0
-        matches = SideRows.of(due[has_match])
-        indices = np.arange(len(matches.words))
-        emitted = self._pair_tables(0, matches, indices, slots[position[has_match]])
+        emitted = self._pair_tables(0, due, np.flatnonzero(has_match), slots[position[has_match]])
         if self._options.join_type.is_outer(0):
             emitted += self._alone(0, due[~has_match])
         return emitted

@@ -158,16 +158,16 @@ class JoinShard:
         for indices, slots in self._pairs(index, rows):
             rows.matched[indices] = True
             opposite.mark(slots)
-            emitted += self._pair_tables(index, rows, indices, slots)
+            emitted += self._pair_tables(index, rows.words, indices, slots)
         return emitted
 
-    def _pair_tables(self, index: int, rows: SideRows, indices: Slots, slots: Slots) -> list[pa.Table]:
+    def _pair_tables(self, index: int, rows: Words, indices: Slots, slots: Slots) -> list[pa.Table]:
         """Return pairs of rows of a side and kept rows of the opposite side."""
         side, opposite = self._sides[index], self._sides[1 - index]
         return [
             self._table(
                 index,
-                side.output(np.take(rows.words, indices[piece], axis=0)),
+                side.output(np.take(rows, indices[piece], axis=0)),
                 opposite.output(opposite.table.taken(slots[piece])),
             )
             for piece in self._cut_pairs(index, rows, indices, slots, (side.output_fields, opposite.output_fields))
@@ -199,7 +199,7 @@ class JoinShard:
             names = self._condition.columns
             of_opposite = [name for name in names if not side.has(name)]
             for piece in self._cut_pairs(
-                index, rows, indices, slots, (side.fields(names), opposite.fields(of_opposite))
+                index, rows.words, indices, slots, (side.fields(names), opposite.fields(of_opposite))
             ):
                 row_indices, opposite_slots = indices[piece], slots[piece]
                 columns = {
@@ -215,17 +215,17 @@ class JoinShard:
     def _cut_pairs(
         self,
         index: int,
-        rows: SideRows,
+        rows: Words,
         indices: Slots,
         slots: Slots,
         fields: tuple[Sequence[FieldSlot], Sequence[FieldSlot]],
     ) -> Iterable[slice]:
         """Return slices of the pairs of new and opposite rows, cut as :meth:`GroupTable.cut` cuts rows."""
         side, opposite = self._sides[index].table, self._sides[1 - index].table
-        pair_bytes = side.longest_row(rows.words, fields[0]) + opposite.longest_row(opposite.used_rows(), fields[1])
+        pair_bytes = side.longest_row(rows, fields[0]) + opposite.longest_row(opposite.used_rows(), fields[1])
         if len(indices) * pair_bytes <= side.piece_bytes:
             return (slice(0, len(indices)),)
-        sizes = side.row_bytes(np.take(rows.words, indices, axis=0), fields[0])
+        sizes = side.row_bytes(np.take(rows, indices, axis=0), fields[0])
         sizes += opposite.row_bytes(np.take(opposite.rows, slots, axis=0), fields[1])
         return cut(sizes, side.piece_bytes)
 

@@ -45,11 +45,6 @@ class SideRows:
     excluded: pa.Table
     late: int
 
-    @classmethod
-    def of(cls, words: Words) -> SideRows:
-        """Return rows that were kept until now."""
-        return cls(words, np.arange(len(words)), np.zeros(len(words), np.bool_), pa.table({}), 0)
-
 
 class JoinSide(MultiTable):
     """Rows of one side that may still match, by join key, and versions of them.

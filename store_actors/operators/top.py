@@ -233,10 +233,7 @@ class TopShard(OrderedRows, MultiTable):
 
     def _match(self, words: Words, firsts: Slots) -> tuple[Slots, Slots]:
         """Return the rows of the state in the partitions of new rows: the number of each row's partition, and its slot."""
-        layout = self.table.layout
-        first_rows = words[firsts]
-        keys = np.ascontiguousarray(first_rows[:, layout.flag_words : layout.flag_words + layout.key_words - 1])
-        return self.table.match(keys, first_rows[:, 0] & layout.chain_mask)
+        return self.table.match(*self.table.chain_keys_of(words[firsts]))
 
     def _pick(self, words: Words) -> _Picked:
         """Compare the rows of a batch with those of their partitions."""
