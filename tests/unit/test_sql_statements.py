@@ -84,6 +84,7 @@ def test_no_text_takes_long_to_be_recognised(piece: str) -> None:
         is_empty(text)
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "piece",
     ["'", '"', "/*", "$a$", "$", "--", " ", "a", "::", "''::", "(", "-", ";", "pg_catalog ", "as ", "in(select case "],
