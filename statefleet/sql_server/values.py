@@ -164,8 +164,8 @@ def _integer(oid: int, name: str, size: int, layout: str, array_oid: int) -> PgT
 
 
 _NUMERIC = PgType(
-    1700, "numeric", -1, lambda value: f"{value:f}".encode(), _numeric_binary, _numeric_from, decimal.Decimal, 1231
-)
+    1700, "numeric", -1, lambda value: f"{decimal.Decimal(value):f}".encode(), _numeric_binary, _numeric_from, decimal.Decimal, 1231
+)  # fmt: skip
 _FLOAT4 = PgType(700, "float4", 4, lambda value: _float_text(np.float32(value)), *_number("!f"), float, 1021)
 _FLOAT8 = PgType(701, "float8", 8, _float_text, *_number("!d"), float, 1022)
 _BOOL = PgType(16, "bool", 1, lambda value: b"t" if value else b"f", *_number("!?"), _bool_from, 1000)

@@ -145,6 +145,12 @@ def test_prepared_statements_pipelines_and_lists_as_parameters(client: psycopg.C
     assert client.execute("select n from clicks where price = %s", [decimal.Decimal("12.34")]).fetchall() == [(1,)]
 
 
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_number_without_a_sign_has_all_of_its_digits(client: psycopg.Connection, binary: bool) -> None:
+    query = "select 18446744073709551615::ubigint, [18446744073709551615::ubigint]"
+    assert client.execute(query, binary=binary).fetchone() == (2**64 - 1, [2**64 - 1])
+
+
 def test_a_statement_reads_the_version_that_it_names(client: psycopg.Connection) -> None:
     assert client.execute(f"select count(*) from clicks as of version {EARLIER}").fetchone() == (1,)
     assert client.execute(f"select count(*) from clicks at (version => {EARLIER}), clicks b").fetchone() == (3,)
