@@ -31,8 +31,6 @@ _ELEMENT = re.compile(r'"((?:[^"\\]|\\.)*+)"|([^,{}"]++)', re.DOTALL)
 _ARRAY = re.compile(rf"\{{(?:(?:{_ELEMENT.pattern})(?:,(?:{_ELEMENT.pattern}))*+)?+\}}", re.DOTALL)
 #: What needs no quotes in the text of an array.
 _PLAIN = re.compile(rb"[\w.+-]+")
-#: Digits of PostgreSQL's binary numbers are of this base.
-_BASE = 10_000
 _SIGN_OF = MappingProxyType({0: 0x0000, 1: 0x4000})
 _NAN = 0xC000
 
@@ -105,9 +103,9 @@ def _numeric_from(data: bytes) -> decimal.Decimal:
     if sign not in _SIGN_OF.values():
         return decimal.Decimal("NaN")
     groups = struct.unpack_from(f"!{count}h", data, 8)
-    whole = sum(group * _BASE ** (count - 1 - at) for at, group in enumerate(groups))
+    digits = "".join(f"{group:04}" for group in groups) or "0"
+    value = decimal.Decimal(f"{digits}e{4 * (weight + 1 - count)}")
     with decimal.localcontext(prec=1000):
-        value = decimal.Decimal(whole).scaleb(4 * (weight + 1 - count))
         return (-value if sign else value).quantize(decimal.Decimal(1).scaleb(-scale))
 
 

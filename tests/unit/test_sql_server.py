@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from coordinator.model.errors import InvalidRequestError, SetupError
 from statefleet.sql_server.backend import Limits
 from statefleet.sql_server.server import TOKEN, ServedSql, serve
+from statefleet.sql_server.values import parameter
 from tests.unit.sql_states import CLICKS, EARLIER, States
 
 SECRET = "a-token-that-nobody-guesses"
@@ -149,6 +150,14 @@ def test_prepared_statements_pipelines_and_lists_as_parameters(client: psycopg.C
 def test_a_number_without_a_sign_has_all_of_its_digits(client: psycopg.Connection, binary: bool) -> None:
     query = "select 18446744073709551615::ubigint, [18446744073709551615::ubigint]"
     assert client.execute(query, binary=binary).fetchone() == (2**64 - 1, [2**64 - 1])
+
+
+def test_a_number_of_many_digits_is_read_while_others_wait_for_no_time() -> None:
+    begin = time.monotonic()
+    digits = struct.pack("!hhHh30000h", 30_000, 0, 0, 2, *[9999] * 30_000)
+    assert parameter(1700, 1, digits) == 10_000
+    assert parameter(1700, 1, struct.pack("!hhHh3h", 3, 1, 0x4000, 3, 1, 2, 3400)) == decimal.Decimal("-10002.340")
+    assert time.monotonic() - begin < 2
 
 
 def test_a_statement_reads_the_version_that_it_names(client: psycopg.Connection) -> None:
