@@ -195,8 +195,8 @@ class _Asked:
     @property
     def parameters(self) -> int:
         named = [node["identifier"] for node in _nodes(self.tree) if node.get("class") == "PARAMETER"]
-        if not all(name.isdigit() for name in named):
-            raise InvalidRequestError("parameters are numbered: $1, $2 and so on", parameters=", ".join(named))
+        if not all(name.isdigit() and len(name) < 6 for name in named):
+            raise InvalidRequestError("parameters are numbered: $1, $2 to $99999", parameters=", ".join(named))
         return max(map(int, named), default=0)
 
 

@@ -242,6 +242,14 @@ def test_no_query_reaches_files(client: psycopg.Connection, query: str) -> None:
     assert refusal(client, query).sqlstate == "42000"
 
 
+def test_a_parameter_of_a_great_number_takes_no_memory(client: psycopg.Connection) -> None:
+    begin = time.monotonic()
+    # As many values as that would take some seconds, or all of the machine's memory.
+    for number in (10_000_000, 10**12):
+        assert "parameters are numbered" in str(refusal(client, f"select ${number} || ''"))
+    assert time.monotonic() - begin < 2
+
+
 def test_more_rows_than_allowed_are_an_error_and_the_connection_goes_on(states: States) -> None:
     with serve(states, port=0, limits=Limits(rows=3000)) as served, connect(served) as client:
         refused = refusal(client, "select * from many")
