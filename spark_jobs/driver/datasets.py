@@ -13,6 +13,8 @@ _WITH_PATH = ("FileStreamSource", "FileSink", "DeltaSource", "DeltaSink")
 _SPARK = "spark"
 #: What is another text each time in such a description: ids of expressions and of Java's objects.
 _CHANGING = re.compile(r"#\d+L?|@[0-9a-f]+$")
+#: A user with a password in a URI. A container of Azure's is one without.
+_PASSWORD = re.compile(r"(?<=//)[^/@\s]*:[^/@\s]*@")
 
 
 class DatasetName(NamedTuple):
@@ -20,6 +22,11 @@ class DatasetName(NamedTuple):
 
     namespace: str
     name: str
+
+
+def without_password(text: str) -> str:
+    """Return a text whose URIs have no user with a password any more."""
+    return _PASSWORD.sub("", text)
 
 
 def datasets_of(description: str, kafka: Sequence[Mapping[str, str | None]] = ()) -> list[DatasetName]:
@@ -41,7 +48,7 @@ def datasets_of(description: str, kafka: Sequence[Mapping[str, str | None]] = ()
 
 def input_datasets(description: str, kafka: Sequence[Mapping[str, str | None]] = ()) -> list[DatasetName]:
     """Return the data sets of a source: one by its description if there is no other; see :func:`datasets_of`."""
-    return datasets_of(description, kafka) or [DatasetName(_SPARK, _CHANGING.sub("", description))]
+    return datasets_of(description, kafka) or [DatasetName(_SPARK, _CHANGING.sub("", without_password(description)))]
 
 
 def output_datasets(description: str, kafka: Sequence[Mapping[str, str | None]] = ()) -> list[DatasetName]:
@@ -60,7 +67,7 @@ def _kafka(servers: str | None) -> str:
 
 
 def _at_path(uri: str) -> DatasetName:
-    parts = urlsplit(uri)
+    parts = urlsplit(without_password(uri))
     if parts.scheme in ("", "file"):
         return DatasetName("file", parts.path)
     scheme = "s3" if parts.scheme in ("s3a", "s3n") else parts.scheme

@@ -19,7 +19,7 @@ from openlineage.client import OpenLineageClient
 from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
 from openlineage.client.facet_v2 import dataset_version_dataset, error_message_run, job_type_job
 
-from spark_jobs.driver.datasets import DatasetName, input_datasets, output_datasets
+from spark_jobs.driver.datasets import DatasetName, input_datasets, output_datasets, without_password
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,9 @@ class QueryLineage:
     def _emit(self, kind: RunState, run: _Run, error: str | None = None) -> None:
         facets: dict[str, Any] = {}
         if error is not None:
-            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(error.partition("\n")[0], "JAVA")
+            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(
+                without_password(error.partition("\n")[0]), "JAVA"
+            )
         event = RunEvent(
             eventTime=datetime.now(UTC).isoformat(),
             producer=_PRODUCER,
@@ -152,7 +154,8 @@ class QueryLineage:
             try:
                 self._client.emit(event)
             except Exception as error:  # noqa: BLE001 - of any transport: the next event is sent all the same
-                log.warning("an event of lineage could not be sent: %s: %s", type(error).__name__, error)
+                reason = f"{type(error).__name__}: {without_password(str(error))}"
+                log.warning("an event of lineage could not be sent: %s", reason)
             finally:
                 self._events.task_done()
 

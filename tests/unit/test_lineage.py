@@ -212,6 +212,7 @@ def test_a_message_that_is_not_understood_costs_a_line(sent: QueryLineage, caplo
         ("FileStreamSource[hdfs://name:8020/in]", [("hdfs://name:8020", "/in")]),
         ("DeltaSource[abfss://c@a.dfs.core.windows.net/t]", [("abfss://c@a.dfs.core.windows.net", "t")]),
         ("FileSink[gs://bucket]", [("gs://bucket", "/")]),
+        ("FileStreamSource[s3a://KEY:secret@bucket/in]", [("s3://bucket", "in")]),
         ("KafkaV2[Subscribe[clicks, views]]", [("kafka://b:9092", "clicks"), ("kafka://c:9092", "views")]),
         ("KafkaSource[Subscribe[views]]", [("kafka://c:9092", "views")]),
         ("ForeachBatchSink", []),
@@ -243,6 +244,7 @@ def test_the_topic_of_a_sink_is_an_output_if_the_query_names_it() -> None:
         ("MemoryStream[value#12,ts#13L]", "MemoryStream[value,ts]"),
         ("org.apache.iceberg.spark.source.SparkMicroBatchStream@1f3a", "org.apache.iceberg.spark.source.SparkMicroBatchStream"),
         ("KafkaV2[SubscribePattern[click.*]]", "KafkaV2[SubscribePattern[click.*]]"),
+        ("Jdbc[jdbc:postgresql://user:secret@host/db]", "Jdbc[jdbc:postgresql://host/db]"),
     ],
 )  # fmt: skip
 def test_other_sources_have_a_name_that_stays(description: str, name: str) -> None:
@@ -280,6 +282,26 @@ def test_a_collector_in_trouble_costs_a_line_and_no_time(
     opened.close()
     assert time.monotonic() - begun < lineage_events._END_S + lineage_events._LAST_EVENTS_S + 2
     assert collector.events == []
+
+
+def test_no_password_of_a_uri_is_told(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE_URL", collector.url.replace("//", "//user:secret@"))
+    opened = open_lineage()
+    assert opened is not None
+    start(opened, "counts", "clicks")
+    assert collector.wait_for_event("START", "counts")
+    collector.status = 401
+    end(opened, "no access to s3a://KEY:secret@bucket/in")
+    until(lambda: "an event of lineage could not be sent: HTTPError: 401" in caplog.text, 60)
+    collector.status = 200
+    start(opened, "counts", "clicks")
+    end(opened, "no access to s3a://KEY:secret@bucket/in")
+    failed = collector.wait_for_event("FAIL", "counts")
+    opened.close()
+    assert "s3a://bucket/in" in json.dumps(failed)
+    assert "secret" not in json.dumps(failed) + caplog.text
 
 
 # -- off ----------------------------------------------------------------------------------------------------------
