@@ -412,7 +412,7 @@ class StatefulDataFrame(StreamingFrame):
         how
             ``inner``, or ``left``: with nulls for a row without a match.
         tolerance
-            How much older a match may be, as an interval of ``withWatermark``; None for any time. With it keys end, too.
+            How much older a match may be, as ``withWatermark`` takes it, in whole milliseconds; None for any time. With it keys end.
         allowExactMatches
             Whether a row of the same time matches; without, nor does one that is older by all of the tolerance.
         """
