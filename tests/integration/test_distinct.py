@@ -32,6 +32,10 @@ PROGRAMS = {
         "count(1) filter (where d > 0) c",
     ],
     "of expressions": ["count(distinct a % 3, upper(s)) + count(distinct a % 3) n", "max(distinct a) m", "size(collect_set(s)) z"],
+    "written in several ways": [
+        "count(distinct a) n", "count(distinct A) m", "count(distinct a + length(s)) o", "count(distinct length(s) + a) p",
+        "sum(distinct a) filter (where d > 0) q", "sum(distinct A) filter (where 0 < D) r",
+    ],
     "of a constant": ["count(distinct 1) n", "sum(a) s"],
 }  # fmt: skip
 
@@ -53,7 +57,7 @@ def newest(rows: Sequence[Row], keys: int = 1) -> dict[str, str]:
     return {repr(tuple(row)[:keys]): repr(tuple(row)) for row in rows}
 
 
-@pytest.mark.parametrize("program", short_list(PROGRAMS, ["with others"]))
+@pytest.mark.parametrize("program", short_list(PROGRAMS, ["with others", "written in several ways"]))
 def test_results_are_those_of_a_batch(program: str, fleet: Fleet, tmp_path: Path, name: str) -> None:
     feed, dice = Feed(tmp_path / "in", ROWS), random.Random(program)
     columns = aggregates(PROGRAMS[program])

@@ -85,8 +85,9 @@ class DistinctAggregation private (session: SparkSession, aggregate: Aggregate) 
       aggregate.groupingExpressions.indexWhere(_.semanticEquals(expression))
 
     private def ofValues(use: AggregateExpression): AggregateExpression = {
-      val of = Values.of(use)
-      val set = sets.indexOf(of)
+      val set = sets.indexOf(Values.of(use))
+      // As it was written first: the name of the set is a text.
+      val of = sets(set)
       val found = ofSets(set)
       val arguments = use.aggregateFunction.children.map { argument =>
         val at = of.values.indexWhere(_.semanticEquals(argument))
