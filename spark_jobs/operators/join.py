@@ -168,7 +168,7 @@ def build_as_of_join(
         compared = analysed(frame.select(time)).projected[0].unaliased
         # Of a stream that is joined with itself, Spark gives the columns of one side other ids.
         places = {column.id: place for place, column in enumerate(analysed(frame).output)}
-        if marked is None or columns[places[compared.id]].id != marked.id:
+        if marked is None or not compared.is_attribute or columns[places[compared.id]].id != marked.id:
             raise RefusedQueryError(
                 "an as-of join takes the columns of both sides by which their rows have a watermark: until it has passed a left row, "
                 "a nearer right one may come; call withWatermark on both streams, and name its column",

@@ -175,6 +175,8 @@ def test_what_cannot_be_joined_so_is_refused(fleet: Fleet, tmp_path: Path, name:
     with pytest.raises(RefusedQueryError, match="columns of both sides by which their rows have a watermark"):
         stateful.joinAsOf(quotes, "at", "bid", "k")
     with pytest.raises(RefusedQueryError, match="columns of both sides by which their rows have a watermark"):
+        stateful.joinAsOf(quotes, "at", F.expr("time + interval 1 second"), "k")
+    with pytest.raises(RefusedQueryError, match="columns of both sides by which their rows have a watermark"):
         fleet.stateful(trades, name=name).joinAsOf(quotes, "at", "time", "k")
     with pytest.raises(RefusedQueryError, match="an inner or a left outer one"):
         stateful.joinAsOf(quotes, "at", "time", "k", "full_outer")
