@@ -152,12 +152,11 @@ def test_a_number_without_a_sign_has_all_of_its_digits(client: psycopg.Connectio
     assert client.execute(query, binary=binary).fetchone() == (2**64 - 1, [2**64 - 1])
 
 
-def test_a_number_of_many_digits_is_read_while_others_wait_for_no_time() -> None:
-    begin = time.monotonic()
-    digits = struct.pack("!hhHh30000h", 30_000, 0, 0, 2, *[9999] * 30_000)
+@pytest.mark.timeout(60)
+def test_a_number_of_many_digits_is_read_in_a_time_in_proportion_to_them() -> None:
+    digits = struct.pack("!hhHh32000h", 32_000, 0, 0, 2, *[9999] * 32_000)
     assert parameter(1700, 1, digits) == 10_000
     assert parameter(1700, 1, struct.pack("!hhHh3h", 3, 1, 0x4000, 3, 1, 2, 3400)) == decimal.Decimal("-10002.340")
-    assert time.monotonic() - begin < 2
 
 
 def test_a_statement_reads_the_version_that_it_names(client: psycopg.Connection) -> None:
@@ -242,12 +241,11 @@ def test_no_query_reaches_files(client: psycopg.Connection, query: str) -> None:
     assert refusal(client, query).sqlstate == "42000"
 
 
+@pytest.mark.timeout(60)
 def test_a_parameter_of_a_great_number_takes_no_memory(client: psycopg.Connection) -> None:
-    begin = time.monotonic()
     # As many values as that would take some seconds, or all of the machine's memory.
     for number in (10_000_000, 10**12):
         assert "parameters are numbered" in str(refusal(client, f"select ${number} || ''"))
-    assert time.monotonic() - begin < 2
 
 
 def test_more_rows_than_allowed_are_an_error_and_the_connection_goes_on(states: States) -> None:
