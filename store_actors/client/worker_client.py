@@ -13,8 +13,7 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from store_actors.client.fleet_client import default_store
-from store_actors.client.state_store import StateStore
+from store_actors.client.state_store import StateStore, default_store
 from store_actors.messages.requests import StoreSpec
 
 

@@ -1,0 +1,234 @@
+"""Kubernetes on this machine: etcd, API server, controllers, scheduler and a kubelet with containerd, as one node.
+
+Everything is at one address, that of a bridge which the pods' network is made of, and which no other machine reaches. There is neither
+kube-proxy nor DNS. Needs root, control groups, and of Debian containerd, runc, etcd-server, containernetworking-plugins and iproute2.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.clocks import until
+from tests.go_tool import cache_folder
+from tests.image.containers import Containers, why_not as why_no_image
+from tests.kubernetes.images import PAUSE, build_images
+from tests.kubernetes.programs import kubernetes_programs
+from tests.processes import end_process, end_with_parent, free_ports
+
+#: Of documentation only (RFC 5737), so that no service is there.
+ADDRESS, _NETWORK, _BRIDGE = "203.0.113.1", "203.0.113.0/24", "statefleet-kube"
+_PLUGINS = Path("/usr/lib/cni")
+_TOOLS = ("containerd", "ctr", "runc", "etcd", "ip", "openssl")
+_NODE = "node"
+_START_S = 120
+
+
+def why_not() -> str:
+    """Return what keeps Kubernetes from running here; nothing if it can."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None] + ["cni"] * (not _PLUGINS.is_dir())
+    return why_no_image() or (missing and f"these are not installed: {', '.join(missing)}") or ""
+
+
+class Cluster:
+    """A cluster of one node.
+
+    Parameters
+    ----------
+    folder
+        Temporary folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._program, self._pause = kubernetes_programs()
+        self._port = free_ports(1)[0]
+        #: Of the API server.
+        self.url = f"https://{ADDRESS}:{self._port}"
+        self.authority = folder / "certificates" / "apiserver.crt"
+        self._kubeconfig = folder / "kubeconfig"
+        self._containerd = folder / "containerd.sock"
+        #: kubectl for an administrator.
+        self.kubectl_command = [str(self._program), "kubectl", f"--kubeconfig={self._kubeconfig}"]
+        #: Images stay there.
+        self._storage = cache_folder() / "kubernetes"
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run it while the context lasts."""
+        with ExitStack() as stack:
+            stack.enter_context(_bridge())
+            start = lambda name, *command: stack.enter_context(self._process(name, *command))  # noqa: E731
+            self._start_containers(start)
+            stack.callback(self._remove_containers)
+            self._start_servers(start)
+            until(lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", _START_S, every_s=0.5)
+            start("kubelet", self._program, "kubelet", f"--config={self._kubelet()}", f"--kubeconfig={self._kubeconfig}",
+                  f"--root-dir={self.folder}/kubelet", f"--hostname-override={_NODE}", f"--node-ip={ADDRESS}")  # fmt: skip
+            stack.callback(_remove_groups)
+            until(self._is_ready, _START_S, every_s=0.5)
+            yield
+            self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=true")
+
+    def kubectl(self, *words: str, check: bool = True, given: str | None = None) -> str:
+        """Return what kubectl prints; raises subprocess.CalledProcessError if it fails, and has to succeed."""
+        done = subprocess.run([*self.kubectl_command, *words], capture_output=True, text=True, check=False, input=given, timeout=120)
+        if check and done.returncode:
+            print(done.stderr)
+            done.check_returncode()
+        return done.stdout.strip()
+
+    def _is_ready(self) -> bool:
+        status = "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}"
+        # The account that pods have by default is made a moment later.
+        account = self.kubectl("get", "serviceaccount", "default", "--output=name", check=False)
+        return account != "" and self.kubectl("get", "nodes", f"--output={status}", check=False) == "True"
+
+    @contextmanager
+    def _process(self, name: str, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                list(map(str, command)), stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, preexec_fn=end_with_parent
+            )
+            try:
+                yield process
+            finally:
+                end_process(process, 20)
+
+    # -- containers ---------------------------------------------------------------------------------------------------
+
+    def _start_containers(self, start: Callable[..., Any]) -> None:
+        networks = self.folder / "networks"
+        networks.mkdir()
+        network = {"type": "bridge", "bridge": _BRIDGE, "isGateway": True, "ipam": {"type": "host-local", "subnet": _NETWORK,
+                   "dataDir": f"{self.folder}/addresses", "gateway": ADDRESS, "routes": [{"dst": "0.0.0.0/0"}]}}  # fmt: skip
+        whole = {"cniVersion": "0.4.0", "name": "pods", "plugins": [network]}
+        (networks / "pods.conflist").write_text(json.dumps(whole))
+        settings = self.folder / "containerd.toml"
+        settings.write_text(f"""
+version = 2
+root = "{self._storage}/containerd"
+state = "{self.folder}/containerd"
+[grpc]
+address = "{self._containerd}"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{PAUSE}"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{_PLUGINS}"
+conf_dir = "{networks}"
+""")
+        start("containerd", "containerd", "--config", settings)
+        until(lambda: self._containers("version", check=False) != "", _START_S, every_s=0.5)
+        self._remove_containers()
+        self._import_images()
+
+    def _import_images(self) -> None:
+        (build := self.folder / "images").mkdir()
+        stamp = self._storage / "imported.json"
+        wanted = build_images(build, self._pause)
+        had = json.loads(stamp.read_text()) if stamp.exists() else {}
+        for image, number in wanted.items():
+            if had.get(image) != number:
+                archive = build / "image.tar"
+                Containers(build).save(image, archive)
+                self._containers("images", "import", str(archive))
+                archive.unlink()
+        stamp.write_text(json.dumps(wanted))
+
+    def _containers(self, *words: str, check: bool = True) -> str:
+        command = ["ctr", "--address", str(self._containerd), "--namespace", "k8s.io", *words]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=check).stdout.strip()
+
+    def _remove_containers(self) -> None:
+        """Remove what is left of pods; by itself containerd leaves them running."""
+        for container in self._containers("containers", "list", "--quiet").split():
+            self._containers("tasks", "delete", "--force", container, check=False)
+            self._containers("containers", "delete", container, check=False)
+
+    # -- servers ------------------------------------------------------------------------------------------------------
+
+    def _start_servers(self, start: Callable[..., Any]) -> None:
+        etcd, peer = free_ports(2)
+        client, peers = f"http://127.0.0.1:{etcd}", f"http://127.0.0.1:{peer}"
+        start("etcd", "etcd", f"--data-dir={self.folder}/etcd", f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
+              f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=default={peers}",
+              "--unsafe-no-fsync")  # fmt: skip
+        key, token = self.folder / "accounts.key", base64.b16encode(os.urandom(16)).decode()
+        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        (tokens := self.folder / "tokens.csv").write_text(f"{token},admin,admin,system:masters\n")
+        start("apiserver", self._program, "kube-apiserver", f"--etcd-servers={client}", f"--bind-address={ADDRESS}",
+              f"--advertise-address={ADDRESS}", f"--secure-port={self._port}", f"--cert-dir={self.authority.parent}",
+              f"--token-auth-file={tokens}", "--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16",
+              "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
+              f"--service-account-signing-key-file={key}")  # fmt: skip
+        until(self.authority.exists, _START_S)
+        self._write_kubeconfig(token)
+        start("controllers", self._program, "kube-controller-manager", f"--kubeconfig={self._kubeconfig}", "--leader-elect=false",
+              f"--service-account-private-key-file={key}", f"--root-ca-file={self.authority}", "--secure-port=0",
+              f"--cert-dir={self.folder}/controllers")  # fmt: skip
+        start("scheduler", self._program, "kube-scheduler", f"--kubeconfig={self._kubeconfig}", "--leader-elect=false",
+              "--secure-port=0")  # fmt: skip
+
+    def _write_kubeconfig(self, token: str) -> None:
+        server = {"server": self.url, "certificate-authority": str(self.authority)}
+        context = {"cluster": "here", "user": "admin"}
+        settings = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "here", "cluster": server}],
+            "users": [{"name": "admin", "user": {"token": token}}],
+            "contexts": [{"name": "here", "context": context}],
+            "current-context": "here",
+        }
+        self._kubeconfig.write_text(json.dumps(settings))
+
+    def _kubelet(self) -> Path:
+        """Write the kubelet's settings; return their file."""
+        settings: Mapping[str, Any] = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": ADDRESS,
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "containerRuntimeEndpoint": f"unix://{self._containerd}",
+            "cgroupDriver": "cgroupfs",
+            "failSwapOn": False,
+            "failCgroupV1": False,
+            "enforceNodeAllocatable": [],
+            "evictionHard": {"memory.available": "100Mi"},
+            "imageGCHighThresholdPercent": 100,
+            "readOnlyPort": 0,
+            "healthzPort": 0,
+            "podLogsDir": f"{self.folder}/logs",
+        }
+        file = self.folder / "kubelet.json"
+        file.write_text(json.dumps(settings))
+        return file
+
+
+@contextmanager
+def _bridge() -> Iterator[None]:
+    """Have the bridge before the first pod has it made: servers listen at its address."""
+    for words in (f"add {_BRIDGE} type bridge", f"set {_BRIDGE} up"):
+        subprocess.run(["ip", "link", *words.split()], check=True)
+    try:
+        subprocess.run(["ip", "address", "add", f"{ADDRESS}/24", "dev", _BRIDGE], check=True)
+        yield
+    finally:
+        subprocess.run(["ip", "link", "delete", _BRIDGE], check=True)
+
+
+def _remove_groups() -> None:
+    """Remove the control groups of pods, from the inmost on; those with a process stay."""
+    for top in Path("/sys/fs/cgroup").glob("*/kubepods"):
+        for folder in [*sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True), top]:
+            with suppress(OSError):
+                folder.rmdir()
