@@ -32,8 +32,8 @@ from store_actors.client.leased_calls import (
     SessionCalls,
     unavailable,
 )
-from store_actors.client.operator_task import DEADLINE_S, PAUSE_S
 from store_actors.client.state_store import ReadStateStore, StateStore, default_store
+from store_actors.client.worker_client import DEADLINE_S, PAUSE_S
 from store_actors.messages.requests import ApplyRequest, OpenRequest, StoreSpec
 
 

@@ -23,7 +23,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Clock, Pool, Retry, Threads
 from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
-from store_actors.client.operator_task import DEADLINE_S, PAUSE_S
+from store_actors.client.worker_client import DEADLINE_S, PAUSE_S
 from store_actors.messages.requests import OpenRequest
 
 Result = TypeVar("Result")

@@ -28,10 +28,6 @@ from store_actors.messages.requests import ApplyRequest, ShardInput
 if TYPE_CHECKING:
     from store_actors.client.leased_calls import Granted, LeasedCalls
 
-#: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
-DEADLINE_S = 120.0
-#: The first pause before it asks again.
-PAUSE_S = 0.05
 #: Columns of rows that a task hands over: the number of a row's input, where there are several, and the number of rows that a
 #: partially aggregated one stands for.
 _INPUT = "__input"

@@ -62,7 +62,9 @@ class Containers:
         if self._call("images", "--quiet", "--filter", f"reference={_BASE}", check=False) == "":
             self._make_base()
         pairs = [f"--build-arg={name}={value}" for name, value in {"BASE": _BASE, **arguments}.items()]
-        self._call("build", "--isolation", "chroot", "--format", "docker", "--layers", *pairs, "--tag", image, str(context))
+        self._call(
+            "build", "--isolation", "chroot", "--format", "docker", "--layers", *pairs, "--tag", image, str(context)
+        )
 
     def _make_base(self) -> None:
         root = self._folder / "debian"

@@ -11,15 +11,15 @@ import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.clocks import until
 from tests.go_tool import cache_folder
-from tests.image.containers import Containers, why_not as why_no_image
+from tests.image.containers import Containers
+from tests.image.containers import why_not as why_no_image
 from tests.kubernetes.images import PAUSE, build_images
 from tests.kubernetes.programs import kubernetes_programs
 from tests.processes import end_process, end_with_parent, free_ports
@@ -80,7 +80,9 @@ class Cluster:
 
     def kubectl(self, *words: str, check: bool = True, given: str | None = None) -> str:
         """Return what kubectl prints; raises subprocess.CalledProcessError if it fails, and has to succeed."""
-        done = subprocess.run([*self.kubectl_command, *words], capture_output=True, text=True, check=False, input=given, timeout=120)
+        done = subprocess.run(
+            [*self.kubectl_command, *words], capture_output=True, text=True, check=False, input=given, timeout=120
+        )
         if check and done.returncode:
             print(done.stderr)
             done.check_returncode()
@@ -96,7 +98,11 @@ class Cluster:
     def _process(self, name: str, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                list(map(str, command)), stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, preexec_fn=end_with_parent
+                list(map(str, command)),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                preexec_fn=end_with_parent,
             )
             try:
                 yield process

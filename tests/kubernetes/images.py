@@ -1,4 +1,4 @@
-"""The images of the pods: executors with Python, Java, PySpark and this package, but without Ray; and the container that holds a network."""
+"""The images of the pods: executors that have Python, Java, PySpark and this package, but no Ray; and what holds a pod's network."""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ def executors(kubectl: list[str]) -> list[str]:
     """Return the numbers of the executors that run, as Spark gives them."""
     selected = ["get", "pods", "--selector=spark-role=executor", "--output=json"]
     pods = json.loads(subprocess.run([*kubectl, *selected], check=True, capture_output=True, text=True).stdout)["items"]
-    running = [pod for pod in pods if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]]
+    running = [
+        pod for pod in pods if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+    ]
     return sorted(pod["metadata"]["labels"]["spark-exec-id"] for pod in running)
 
 

@@ -68,9 +68,7 @@ def ran(cluster: Cluster, folder: Path, ray_address: str) -> subprocess.Complete
         os.utime(file, (number, number))  # by which Spark orders them
     command = [sys.executable, "-m", "tests.kubernetes.spark_program", folder, ray_address, *cluster.kubectl_command]
     environment = {**os.environ, "SPARK_CONF_DIR": str(folder)}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=540, check=False, cwd=ROOT, env=environment
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, cwd=ROOT, env=environment)
 
 
 def test_executors_count_each_row_once_without_ray(cluster: Cluster, tmp_path: Path) -> None:
