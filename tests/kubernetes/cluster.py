@@ -66,6 +66,7 @@ class Cluster:
         """Run it while the context lasts."""
         with ExitStack() as stack:
             stack.enter_context(_bridge())
+            stack.callback(self._remove_remains)
             start = lambda name, *command: stack.enter_context(self._process(name, *command))  # noqa: E731
             self._start_containers(start)
             stack.callback(self._remove_containers)
@@ -73,10 +74,9 @@ class Cluster:
             until(lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", _START_S, every_s=0.5)
             start("kubelet", self._program, "kubelet", f"--config={self._kubelet()}", f"--kubeconfig={self._kubeconfig}",
                   f"--root-dir={self.folder}/kubelet", f"--hostname-override={_NODE}", f"--node-ip={ADDRESS}")  # fmt: skip
-            stack.callback(_remove_groups)
             until(self._is_ready, _START_S, every_s=0.5)
             yield
-            self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=true")
+            self.kubectl("delete", "pods", "--all", "--grace-period=1")
 
     def kubectl(self, *words: str, check: bool = True, given: str | None = None) -> str:
         """Return what kubectl prints; raises subprocess.CalledProcessError if it fails, and has to succeed."""
@@ -127,6 +127,8 @@ state = "{self.folder}/containerd"
 address = "{self._containerd}"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE}"
+# Without the capability for it no process gets a lower score than its parent's.
+restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "{_PLUGINS}"
 conf_dir = "{networks}"
@@ -158,6 +160,16 @@ conf_dir = "{networks}"
         for container in self._containers("containers", "list", "--quiet").split():
             self._containers("tasks", "delete", "--force", container, check=False)
             self._containers("containers", "delete", container, check=False)
+
+    def _remove_remains(self) -> None:
+        """Unmount what the kubelet has mounted, and remove the control groups of pods, from the inmost on."""
+        mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for folder in sorted((folder for folder in mounted if folder.startswith(f"{self.folder}/")), reverse=True):
+            subprocess.run(["umount", "--lazy", folder], check=True)
+        for top in Path("/sys/fs/cgroup").glob("*/kubepods"):
+            for group in [*sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True), top]:
+                with suppress(OSError):  # somebody else's, with a process in it
+                    group.rmdir()
 
     # -- servers ------------------------------------------------------------------------------------------------------
 
@@ -230,11 +242,3 @@ def _bridge() -> Iterator[None]:
         yield
     finally:
         subprocess.run(["ip", "link", "delete", _BRIDGE], check=True)
-
-
-def _remove_groups() -> None:
-    """Remove the control groups of pods, from the inmost on; those with a process stay."""
-    for top in Path("/sys/fs/cgroup").glob("*/kubepods"):
-        for folder in [*sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True), top]:
-            with suppress(OSError):
-                folder.rmdir()
