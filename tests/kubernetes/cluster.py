@@ -1,20 +1,19 @@
 """Kubernetes on this machine: etcd, API server, controllers, scheduler and a kubelet with containerd, as one node.
 
 Everything is at one address, that of a bridge which the pods' network is made of, and which no other machine reaches. There is neither
-kube-proxy nor DNS. Needs root, control groups, and of Debian containerd, runc, etcd-server, containernetworking-plugins and iproute2.
+kube-proxy nor DNS. Needs root, control groups, and of Debian containerd, runc, containernetworking-plugins and iproute2.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tests.clocks import until
 from tests.go_tool import cache_folder
@@ -24,12 +23,14 @@ from tests.kubernetes.images import PAUSE, build_images
 from tests.kubernetes.programs import kubernetes_programs
 from tests.processes import end_process, end_with_parent, free_ports
 
-#: Of documentation only (RFC 5737), so that no service is there.
-ADDRESS, _NETWORK, _BRIDGE = "203.0.113.1", "203.0.113.0/24", "statefleet-kube"
+#: Of benchmarks of networks only (RFC 2544), so that no service is there.
+ADDRESS, _NETWORK, _BRIDGE = "198.18.77.1", "198.18.77.0/24", "statefleet-kube"
 _PLUGINS = Path("/usr/lib/cni")
-_TOOLS = ("containerd", "ctr", "runc", "etcd", "ip", "openssl")
+_TOOLS = ("containerd", "ctr", "runc", "ip", "openssl")
 _NODE = "node"
 _START_S = 120
+#: Starts one of the programs with options.
+Start: TypeAlias = Callable[[str, Mapping[str, Any]], None]
 
 
 def why_not() -> str:
@@ -64,16 +65,20 @@ class Cluster:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run it while the context lasts."""
+        images = build_images(self.folder, self._pause)
         with ExitStack() as stack:
             stack.enter_context(_bridge())
             stack.callback(self._remove_remains)
-            start = lambda name, *command: stack.enter_context(self._process(name, *command))  # noqa: E731
-            self._start_containers(start)
+
+            def start(name: str, options: Mapping[str, Any]) -> None:
+                stack.enter_context(self._process(name, options))
+
+            self._start_containers(start, images)
             stack.callback(self._remove_containers)
             self._start_servers(start)
             until(lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", _START_S, every_s=0.5)
-            start("kubelet", self._program, "kubelet", f"--config={self._kubelet()}", f"--kubeconfig={self._kubeconfig}",
-                  f"--root-dir={self.folder}/kubelet", f"--hostname-override={_NODE}", f"--node-ip={ADDRESS}")  # fmt: skip
+            node = {"hostname-override": _NODE, "node-ip": ADDRESS, "root-dir": self.folder / "kubelet"}
+            start("kubelet", {"config": self._kubelet(), "kubeconfig": self._kubeconfig, **node})
             until(self._is_ready, _START_S, every_s=0.5)
             yield
             self.kubectl("delete", "pods", "--all", "--grace-period=1")
@@ -95,23 +100,21 @@ class Cluster:
         return account != "" and self.kubectl("get", "nodes", f"--output={status}", check=False) == "True"
 
     @contextmanager
-    def _process(self, name: str, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    def _process(self, name: str, options: Mapping[str, Any]) -> Iterator[None]:
+        program = [name] if name == "containerd" else [str(self._program), name]
+        command = [*program, *(f"--{option}={value}" for option, value in options.items())]
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                list(map(str, command)),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.folder,
-                preexec_fn=end_with_parent,
+                command, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, preexec_fn=end_with_parent
             )
             try:
-                yield process
+                yield
             finally:
                 end_process(process, 20)
 
     # -- containers ---------------------------------------------------------------------------------------------------
 
-    def _start_containers(self, start: Callable[..., Any]) -> None:
+    def _start_containers(self, start: Start, images: Mapping[str, str]) -> None:
         networks = self.folder / "networks"
         networks.mkdir()
         network = {"type": "bridge", "bridge": _BRIDGE, "isGateway": True, "ipam": {"type": "host-local", "subnet": _NETWORK,
@@ -133,20 +136,19 @@ restrict_oom_score_adj = true
 bin_dir = "{_PLUGINS}"
 conf_dir = "{networks}"
 """)
-        start("containerd", "containerd", "--config", settings)
+        start("containerd", {"config": settings})
         until(lambda: self._containers("version", check=False) != "", _START_S, every_s=0.5)
         self._remove_containers()
-        self._import_images()
+        self._import_images(images)
 
-    def _import_images(self) -> None:
-        (build := self.folder / "images").mkdir()
+    def _import_images(self, wanted: Mapping[str, str]) -> None:
+        """Give containerd the images that it does not have, by the id of each."""
         stamp = self._storage / "imported.json"
-        wanted = build_images(build, self._pause)
         had = json.loads(stamp.read_text()) if stamp.exists() else {}
         for image, number in wanted.items():
             if had.get(image) != number:
-                archive = build / "image.tar"
-                Containers(build).save(image, archive)
+                archive = self.folder / "image.tar"
+                Containers(self.folder).save(image, archive)
                 self._containers("images", "import", str(archive))
                 archive.unlink()
         stamp.write_text(json.dumps(wanted))
@@ -173,27 +175,29 @@ conf_dir = "{networks}"
 
     # -- servers ------------------------------------------------------------------------------------------------------
 
-    def _start_servers(self, start: Callable[..., Any]) -> None:
-        etcd, peer = free_ports(2)
-        client, peers = f"http://127.0.0.1:{etcd}", f"http://127.0.0.1:{peer}"
-        start("etcd", "etcd", f"--data-dir={self.folder}/etcd", f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
-              f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=default={peers}",
-              "--unsafe-no-fsync")  # fmt: skip
-        key, token = self.folder / "accounts.key", base64.b16encode(os.urandom(16)).decode()
+    def _start_servers(self, start: Start) -> None:
+        etcd, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
+        urls = {"listen-client-urls": etcd, "advertise-client-urls": etcd, "listen-peer-urls": peer}
+        urls |= {"initial-advertise-peer-urls": peer, "initial-cluster": f"default={peer}"}
+        start("etcd", {"data-dir": self.folder / "etcd", "unsafe-no-fsync": "true", **urls})
+        key, token = self.folder / "accounts.key", secrets.token_hex(16)
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         (tokens := self.folder / "tokens.csv").write_text(f"{token},admin,admin,system:masters\n")
-        start("apiserver", self._program, "kube-apiserver", f"--etcd-servers={client}", f"--bind-address={ADDRESS}",
-              f"--advertise-address={ADDRESS}", f"--secure-port={self._port}", f"--cert-dir={self.authority.parent}",
-              f"--token-auth-file={tokens}", "--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16",
-              "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
-              f"--service-account-signing-key-file={key}")  # fmt: skip
+        of_accounts = {
+            "service-account-issuer": "https://kubernetes.default.svc",
+            "service-account-key-file": key,
+            "service-account-signing-key-file": key,
+        }
+        at = {"bind-address": ADDRESS, "advertise-address": ADDRESS, "secure-port": self._port}
+        access = {"cert-dir": self.authority.parent, "token-auth-file": tokens, "authorization-mode": "RBAC"}
+        network = {"service-cluster-ip-range": "10.96.0.0/16", "kubelet-preferred-address-types": "InternalIP"}
+        start("kube-apiserver", {"etcd-servers": etcd, **at, **access, **of_accounts, **network})
         until(self.authority.exists, _START_S)
         self._write_kubeconfig(token)
-        start("controllers", self._program, "kube-controller-manager", f"--kubeconfig={self._kubeconfig}", "--leader-elect=false",
-              f"--service-account-private-key-file={key}", f"--root-ca-file={self.authority}", "--secure-port=0",
-              f"--cert-dir={self.folder}/controllers")  # fmt: skip
-        start("scheduler", self._program, "kube-scheduler", f"--kubeconfig={self._kubeconfig}", "--leader-elect=false",
-              "--secure-port=0")  # fmt: skip
+        client = {"kubeconfig": self._kubeconfig, "leader-elect": "false", "secure-port": 0}
+        accounts = {"service-account-private-key-file": key, "root-ca-file": self.authority}
+        start("kube-controller-manager", {**client, **accounts, "cert-dir": self.folder / "controllers"})
+        start("kube-scheduler", client)
 
     def _write_kubeconfig(self, token: str) -> None:
         server = {"server": self.url, "certificate-authority": str(self.authority)}

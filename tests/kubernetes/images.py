@@ -46,4 +46,5 @@ def _without_ray(folder: Path) -> Path:
     text, count = re.subn(r'^ +"ray\[default\]==.*\n', "", project.read_text(), flags=re.MULTILINE)
     assert count == 1, "the package requires Ray by one line"
     project.write_text(text)
+    shutil.copystat(ROOT / project.name, project)  # the layers that are in the cache have its time
     return folder

@@ -1,4 +1,4 @@
-// Kubernetes' programs in one, so that one build makes them all: the first argument says which.
+// Kubernetes' programs in one, and etcd, so that one build makes them all: the first argument says which.
 package main
 
 import (
@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	kubectl "k8s.io/kubectl/pkg/cmd"
@@ -22,6 +23,10 @@ func main() {
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 		"kubectl":                 kubectl.NewDefaultKubectlCommand,
+	}
+	if len(os.Args) > 1 && os.Args[1] == "etcd" {
+		etcdmain.Main(os.Args[1:])
+		return
 	}
 	if len(os.Args) < 2 || programs[os.Args[1]] == nil {
 		os.Exit(64)

@@ -1,7 +1,7 @@
 """Kubernetes itself, built once from the Go module proxy: API server, controllers, scheduler, kubelet and kubectl in one program.
 
 Go checks the content against its checksum database. What is built is kept below ``$XDG_CACHE_HOME/statefleet-tests``; the first
-build takes ten minutes of two cores.
+build takes a quarter of an hour of two cores.
 """
 
 from __future__ import annotations

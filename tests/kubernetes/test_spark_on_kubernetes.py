@@ -7,14 +7,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from tests.code_blocks import ROOT, blocks_of
-from tests.kubernetes.cluster import ADDRESS, Cluster, why_not
+from tests.kubernetes.cluster import ADDRESS, Cluster
 from tests.kubernetes.images import EXECUTOR
 from tests.kubernetes.spark_program import BATCHES
 
@@ -31,21 +30,9 @@ spark.ui.enabled false
 """
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if reason := why_not():
-        pytest.skip(f"Kubernetes cannot run here: {reason}")
-    made = Cluster(tmp_path_factory.mktemp("kubernetes"))
-    with made.running():
-        made.kubectl("create", "serviceaccount", "spark")
-        made.kubectl("create", "rolebinding", "spark", "--clusterrole=edit", "--serviceaccount=default:spark")
-        yield made
-
-
 def ran(cluster: Cluster, folder: Path, ray_address: str) -> subprocess.CompletedProcess[str]:
     """Run the program of the documentation's page and its queries, with a Ray that listens at an address."""
-    for shared in (folder, *folder.parents[:2]):
-        shared.chmod(0o755)  # executors have a user of their own
+    folder.chmod(0o755)  # executors have a user of their own
     (page,) = blocks_of("tests/kubernetes/test_spark_on_kubernetes.py::test_executors_count_each_row_once_without_ray")
     (folder / "token").write_text(cluster.kubectl("create", "token", "spark"))
     (folder / "ca.crt").write_bytes(cluster.authority.read_bytes())
@@ -66,7 +53,14 @@ def ran(cluster: Cluster, folder: Path, ray_address: str) -> subprocess.Complete
         file = folder / "words" / f"{number}.parquet"
         pd.DataFrame({"word": words}).to_parquet(file)
         os.utime(file, (number, number))  # by which Spark orders them
-    command = [sys.executable, "-m", "tests.kubernetes.spark_program", folder, ray_address, *cluster.kubectl_command]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.kubernetes.spark_program",
+        str(folder),
+        ray_address,
+        *cluster.kubectl_command,
+    ]
     environment = {**os.environ, "SPARK_CONF_DIR": str(folder)}
     return subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, cwd=ROOT, env=environment)
 
