@@ -30,7 +30,7 @@ def datasets_of(description: str, kafka: Sequence[Mapping[str, str | None]] = ()
     description
         As Spark has it in the progress of a query.
     kafka
-        Of each source of Kafka the option ``subscribe``, and its bootstrap ``servers``.
+        Of each source of Kafka, and of the sink, the option ``subscribe`` or ``topic``, and its bootstrap ``servers``.
     """
     if match := re.fullmatch(r"Kafka(?:V2|Source)\[Subscribe\[(.*)\]\]", description):
         return [DatasetName(_cluster(topic, kafka), topic) for topic in match[1].split(", ")]
@@ -44,9 +44,18 @@ def input_datasets(description: str, kafka: Sequence[Mapping[str, str | None]] =
     return datasets_of(description, kafka) or [DatasetName(_SPARK, _CHANGING.sub("", description))]
 
 
+def output_datasets(description: str, kafka: Sequence[Mapping[str, str | None]] = ()) -> list[DatasetName]:
+    """Return the data sets of a sink; none if its rows name their topics; see :func:`datasets_of`."""
+    sinks = ((of.get("topic"), of["servers"]) for of in kafka)
+    return datasets_of(description) or [DatasetName(_kafka(servers), topic) for topic, servers in sinks if topic]
+
+
 def _cluster(topic: str, kafka: Sequence[Mapping[str, str | None]]) -> str:
     fitting = [source for source in kafka if topic in re.split(r"\s*,\s*", source["subscribe"] or "")]
-    servers = next((source["servers"] for source in (*fitting, *kafka)), None)
+    return _kafka(next((source["servers"] for source in (*fitting, *kafka)), None))
+
+
+def _kafka(servers: str | None) -> str:
     return f"kafka://{(servers or '').partition(',')[0].strip()}"
 
 

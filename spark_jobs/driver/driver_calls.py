@@ -174,7 +174,7 @@ class DriverCalls:
             whether they ``connect_directly``; ``again`` has that, and the ``place`` that a task has lost; ``settle`` has the numbers of
             rows that tasks ``sent`` to each shard, if they handed them over. ``finished`` has the ``run_id`` and ``batch_id``, the
             ``states`` of the query by fleet, and whether their logs must have it ``at_once``; ``ended`` has only the ``run_id``.
-            ``begin`` also has the options of its query's sources of ``kafka``. While queries are followed, ``query_started``,
+            ``begin`` also has the options of its query's sources and sink of ``kafka``. While queries are followed, ``query_started``,
             ``query_progress`` (Spark's JSON) and ``query_ended`` (with its ``error``, or null) have what Spark tells listeners.
             ``start`` has the ``query_id``, null for a new query, whether the query ``has_checkpoint`` that a later start finds, its
             ``first_batch`` by the checkpoint, and its ``operators``: ``uri``, ``state``, ``route`` column and, where it is the query's,

@@ -19,7 +19,7 @@ from openlineage.client import OpenLineageClient
 from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
 from openlineage.client.facet_v2 import dataset_version_dataset, error_message_run, job_type_job
 
-from spark_jobs.driver.datasets import DatasetName, datasets_of, input_datasets
+from spark_jobs.driver.datasets import DatasetName, input_datasets, output_datasets
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class QueryLineage:
         run.states = dict.fromkeys(run.states, progress["batchId"] + 1)
         found = (input_datasets(source["description"], run.kafka) for source in progress["sources"])
         run.inputs = list(dict.fromkeys(dataset for datasets in found for dataset in datasets))
-        run.outputs = datasets_of(progress["sink"]["description"])
+        run.outputs = output_datasets(progress["sink"]["description"], run.kafka)
         if time.monotonic() - run.sent_s >= _BETWEEN_S:
             run.sent_s = time.monotonic()
             self._emit(RunState.RUNNING, run)

@@ -51,10 +51,11 @@ class JoinedSide:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsOfJoinPlan:
+class JoinPlan:
     """A join as the fleet runs it; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`.
 
-    Spark has no as-of join of streams, and moves no filter through one: without some right rows, others would be the newest.
+    As it is, it is an as-of join. Spark has none of streams, and moves no filter through one: without some right rows, others
+    would be the newest.
 
     Attributes
     ----------
@@ -95,13 +96,13 @@ class AsOfJoinPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinPlan(AsOfJoinPlan):
+class SparkJoinPlan(JoinPlan):
     """A join that Spark has as well; see :class:`~spark_jobs.plan.operator_plan.SparksOwn`."""
 
     analysed: Plan
 
 
-def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, output_mode: str) -> JoinPlan:
+def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, output_mode: str) -> SparkJoinPlan:
     """Plan ``left.join(right, on, how)``.
 
     Raises
@@ -118,7 +119,7 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
     if node.kind is JoinType.FULL_OUTER:
         keys = keys.without_structs()
     plan = _planned(node, keys, _split(node, keys), lags_ms(spark, node), None)
-    return JoinPlan(**vars(plan), analysed=node.analysed)
+    return SparkJoinPlan(**vars(plan), analysed=node.analysed)
 
 
 def build_as_of_join(
@@ -131,7 +132,7 @@ def build_as_of_join(
     output_mode: str,
     *,
     is_strict: bool,
-) -> AsOfJoinPlan:
+) -> JoinPlan:
     """Plan ``left.joinAsOf(right, *times, on, how)``.
 
     Parameters
@@ -310,7 +311,7 @@ def _planned(
     split: _Split,
     lags: tuple[int | None, int | None],
     as_of: AsOf | None,
-) -> AsOfJoinPlan:
+) -> JoinPlan:
     rows, condition, owner = split.rows, split.condition, split.owner
     sides = [_side(node, side, keys, rows[side], condition, lags[side], as_of) for side in (0, 1)]
     types = [{item.name: item for item in side.prepared.schema.fields} for side in sides]
@@ -354,7 +355,7 @@ def _planned(
         )
         for side, name in enumerate(("left", "right"))
     }
-    return AsOfJoinPlan(
+    return JoinPlan(
         inputs=tuple(side.prepared for side in sides),
         schema=structs.replace(schema, shown=view),
         emitted=T.StructType(emitted),

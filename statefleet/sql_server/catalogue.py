@@ -25,7 +25,7 @@ _FIRST_OID = 16384
 #: Words of which a question to the catalogue has one.
 _WORDS = re.compile(
     r"\b(?:pg_\w+|information_schema|version\s*\(|current_(?:schemas?|database|catalog|setting|user)|session_user|format_type|reg(?:class|type)"
-    r"|(?:obj|col)_description|has_\w+_privilege|quote_ident|set_config)",
+    r"|(?:obj|col)_description|has_\w+_privilege|(?:quote|parse)_ident|set_config)",
     re.IGNORECASE,
 )
 _IN_CATALOGUE = r"(?:\"?pg_catalog\"?\s*+\.\s*+)?"
@@ -38,6 +38,7 @@ _DIALECT = re.compile(
     |(?<![\w.])(?P<oid>[\w.]++)\s*+::\s*+{_IN_CATALOGUE}"?regtype"?(?!\w)
     |(?P<cast>::\s*+{_IN_CATALOGUE}"?(?:reg(?:class|type|proc|procedure|role|namespace)|name|char|information_schema\.\w++)"?(?!\w))
     |(?P<cast_as>\bAS\s++{_IN_CATALOGUE}(?:regclass|name)\s*+\))
+    |\bIN\s*+\(\s*+SELECT\s++CASE\b(?:(?!SELECT)[^;])*?(?P<path>\bcurrent_setting\('search_path'\)\s*+,\s*+','\s*+\)\s*+\w++\s*+\))
     |(?P<number>\btyp(?:receive|send))\s*+!=\s*+0\b
     |(?P<schema>"?\bpg_catalog\b"?\s*+\.\s*+)
     |(?P<info>"?\binformation_schema\b"?\s*+\.\s*+)
@@ -49,7 +50,7 @@ _DIALECT = re.compile(
 #: What stands for these in DuckDB's.
 _REPLACED = {
     "collation": " ", "cast": "::VARCHAR", "cast_as": "AS VARCHAR)", "schema": "", "info": "info.", "object": "json_object",
-    "name": "'statefleet'",
+    "name": "'statefleet'", "path": "IN ('public')",
 }  # fmt: skip
 #: Characters of a question to the catalogue at most.
 _LONGEST = 50_000

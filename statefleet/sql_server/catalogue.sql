@@ -103,7 +103,8 @@ CREATE VIEW pg.pg_type AS SELECT oid, typname, 11::UINTEGER AS typnamespace, 10:
     NULL::VARCHAR[] AS typacl FROM pg.types;
 CREATE VIEW pg.pg_tables AS SELECT 'public' AS schemaname, name AS tablename, 'statefleet' AS tableowner, NULL::VARCHAR AS
     tablespace, false AS hasindexes, false AS hasrules, false AS hastriggers, false AS rowsecurity FROM pg.states;
-CREATE VIEW pg.pg_settings AS SELECT * FROM (VALUES ('server_version', '14.0'), ('max_index_keys', '32'), ('search_path', 'public'),
+CREATE VIEW pg.pg_settings AS SELECT * FROM (VALUES ('server_version', '14.0'), ('server_version_num',
+    '140000'), ('max_index_keys', '32'), ('search_path', 'public'),
     ('jit', 'off'), ('standard_conforming_strings', 'on')) AS s(name, setting);
 CREATE VIEW info.schemata AS SELECT 'statefleet' AS catalog_name, nspname AS schema_name, 'statefleet' AS schema_owner FROM
     pg.pg_namespace;
@@ -154,7 +155,12 @@ CREATE MACRO pg.pg_database_size(a) AS 0;
 CREATE MACRO pg.obj_description(a) AS NULL::VARCHAR, (a, b) AS NULL::VARCHAR;
 CREATE MACRO pg.shobj_description(a, b) AS NULL::VARCHAR;
 CREATE MACRO pg.col_description(a, b) AS NULL::VARCHAR;
-CREATE MACRO pg.quote_ident(a) AS '"' || replace(a, '"', '""') || '"';
+CREATE MACRO pg.quote_ident(a) AS CASE WHEN regexp_full_match(a, '[a-z_][a-z0-9_$]*') AND a NOT IN (SELECT keyword_name FROM
+    duckdb_keywords()) THEN a ELSE '"' || replace(a, '"', '""') || '"' END;
+CREATE MACRO pg.parse_ident(a) AS [CASE WHEN p LIKE '"%' THEN replace(p[2:-2], '""', '"') ELSE lower(p) END FOR p IN
+    regexp_extract_all(a, '"(?:[^"]|"")*"|[^.]+')];
+CREATE MACRO pg.format(a, b) AS replace(replace(a, '%s', b), '%I', quote_ident(b)), (a, b, c) AS replace(replace(a, '%s.%s', b ||
+    '.' || c), '%I.%I', quote_ident(b) || '.' || quote_ident(c));
 CREATE MACRO pg.array_upper(a, b) AS len(a);
 CREATE MACRO pg.array_lower(a, b) AS 1;
 CREATE MACRO pg.has_schema_privilege(a, b) AS true, (a, b, c) AS true;

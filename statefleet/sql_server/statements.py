@@ -144,6 +144,8 @@ def look_up_of(text: str) -> PointLookUp | None:
     if found is None:
         return None
     table = _unquoted(found["table"])
+    if table.lower().startswith("pg_"):
+        return None  # of the catalogue
     known = {table, _unquoted(found["alias"])} if found["alias"] else {table}
     columns: list[tuple[str, str]] | None = None
     if found["columns"] != "*":

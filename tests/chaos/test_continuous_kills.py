@@ -32,7 +32,7 @@ KINDS = ("store actor", "executor", "driver", "coordinator", "broker")
 #: What is done to a process of a kind.
 Fault = tuple[str, str]
 ALL: list[Fault] = [(kind, how) for kind in KINDS for how in ("killed", "paused")]
-FEW: list[Fault] = [("executor", "killed"), ("driver", "killed")]
+FEW: list[Fault] = [("executor", "killed")]
 
 
 def pid_of(kind: str, fleet: Fleet, supervisor: Supervisor, broker: KafkaBroker) -> int:

@@ -138,12 +138,20 @@ def test_lineage_has_topics_by_their_servers(
     spark: SparkSession, fleet: Fleet, broker: KafkaBroker, tmp_path: Path, name: str, trigger: dict[str, Any]
 ) -> None:
     broker.create_topic(name, 1)
+    broker.create_topic(f"{name}-counts", 1)
     send_json(spark, broker, name, [(0, click("u", 1))])
     with collecting() as collector, following(collector):
         users = fleet.stateful(stream_of(spark, broker.address, name, CLICK), name=name, shards=2)
-        writer = users.groupBy("user").count().writeStream.outputMode("update").format("noop").trigger(**trigger)
+        counts = users.groupBy("user").count().selectExpr("to_json(struct(*)) as value")
+        writer = counts.writeStream.outputMode("update").format("kafka").trigger(**trigger)
+        writer = writer.option("kafka.bootstrap.servers", broker.address).option("Topic", f"{name}-counts")
         query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
         running = collector.wait_for_event("RUNNING", name)
         query.stop()
         collector.wait_for_event("COMPLETE", name)
-    assert [(of["namespace"], of["name"]) for of in running["inputs"]] == [(f"kafka://{broker.address}", name)]
+    of_kafka = f"kafka://{broker.address}"
+    assert [(of["namespace"], of["name"]) for of in running["inputs"]] == [(of_kafka, name)]
+    assert [(of["namespace"], of["name"]) for of in running["outputs"]] == [
+        (of_kafka, f"{name}-counts"),
+        (fleet.uri, name),
+    ]

@@ -47,6 +47,7 @@ def test_a_moved_query_goes_on_as_spark_does(
     moved(spark, fleet, case, name, tmp_path, at=(steps + 1) // 2)
 
 
+@pytest.mark.replay
 def test_a_checkpoint_of_rocksdb_with_an_open_batch_is_moved_by_the_second_of_two_imports(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_swapped_partitions_of_a_join_with_one_store_are_found(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.replay
 @pytest.mark.skipif(SPARK.READS_STATE, reason="Spark 4 reads it")
 def test_spark_35_does_not_read_a_join_with_one_store(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
@@ -371,6 +373,7 @@ def describe(old: Path, keys: str, values: str) -> None:
     file.write_bytes(b"".join(len(text).to_bytes(2, "big") + text.encode() for text in ("v1", keys, values)))
 
 
+@pytest.mark.replay
 def test_keys_that_spark_before_331_described_as_its_input_are_imported(
     spark: SparkSession, importing: Import, tmp_path: Path, name: str
 ) -> None:

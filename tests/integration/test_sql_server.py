@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+import ray
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -159,7 +160,12 @@ def test_jdbc_reads_states_and_their_columns(spark: SparkSession, served: Served
 
 
 def test_the_command_serves_until_it_is_interrupted(clicks: Clicks) -> None:
-    environment = {**os.environ, "STATEFLEET_SQL_TOKEN": "a-token-that-nobody-guesses"}
+    # Of this session's cluster: `auto` is the one that was started last on the machine.
+    environment = {
+        **os.environ,
+        "STATEFLEET_SQL_TOKEN": "a-token-that-nobody-guesses",
+        "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+    }
     command = [sys.executable, "-m", "statefleet.cli", "serve-sql", clicks.fleet.uri, "--port", "0", "--rows", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:

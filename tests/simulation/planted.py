@@ -274,7 +274,7 @@ BUGS: dict[str, Bug] = {
     ),
     "a reader is given the newest version of each shard": Bug(reads, "_version_to_read", _newest_of_each_shard, READ),
     "a reader believes whatever it knew": Bug(
-        ShardReads, "_is_newest", lambda _, reads, view, cached, pinned: True, READ, first=49
+        ShardReads, "_is_newest", lambda _, reads, view, cached, pinned: True, READ, first=124
     ),
     "a reader sees the change that is being made": Bug(VersionView, "_catch_up", lambda _, view: None, READ),
     "a version is read before all shards have it": Bug(versions, "newest_readable", _shards_not_waited_for, READ),

@@ -27,9 +27,9 @@ from tests.unit.damages import DAMAGES, ERROR, Survey, copied, named_by_verify
 running_survey = cache(RunningSurvey)
 #: By what is damaged: the survey, the number of cases that are tested with every change, and how often `soak` runs each of them.
 SURVEYS: dict[str, tuple[Callable[[], Survey], int, int]] = {
-    "a rescaled state and its branch": (damaged_branches.survey, 24, 3),
+    "a rescaled state and its branch": (damaged_branches.survey, 16, 3),
     "keyed stores": (damaged_keyed_stores.survey, 30, 2),
-    "a running fleet": (running_survey, 24, 1),
+    "a running fleet": (running_survey, 16, 1),
 }
 
 
@@ -102,7 +102,7 @@ def test_every_kind_of_file_of_a_running_fleet_is_there_and_is_read_again_after_
     ("suffix", "fleet"), [(".delta", filled(4)), (".snapshot", filled(4, (3,))), (".json", filled(4, (2,)))]
 )
 @given(kind=st.sampled_from(["flip", "cut", "insert", "zero"]), seed=st.integers(0, 1 << 30))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_change_of_any_byte_is_named_or_changes_no_answer(
     suffix: str, fleet: AggregationFleet, kind: str, seed: int
 ) -> None:

@@ -107,11 +107,6 @@ def check(words: list[str]) -> None:
         from ray.scripts.scripts import cli
 
         parse(cli, arguments)
-    elif program == "serve":
-        # Ray Serve's own parser would need all of Ray Serve.
-        assert arguments[0] == "run"
-        module, _, name = arguments[1].partition(":")
-        assert callable(getattr(importlib.import_module(module), name))
     elif program == "bash":
         assert arguments[0] == "-c"
         check_submit(arguments[1])

@@ -68,7 +68,7 @@ CASES = {
     "quickstart on the command line": (["pyspark"], COMMAND.format(arguments=["quickstart"])),
     "pyspark": (["pyspark"], "import statefleet\nstatefleet.connect"),
     "raydp": (["raydp"], "import statefleet\nstatefleet.start_session('x')"),
-    "all else": (["duckdb", "polars", "jupyterlab", "IPython", "fastapi", "starlette", "uvicorn"], ALL_ELSE),
+    "all else": (["duckdb", "polars", "jupyterlab", "IPython"], ALL_ELSE),
 }  # fmt: skip
 
 

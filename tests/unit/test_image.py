@@ -59,7 +59,7 @@ def test_spark_and_what_the_commands_need_are_in_the_image() -> None:
     (chosen,) = re.findall(r'^ARG EXTRAS="(.*)"$', CONTAINERFILE, re.MULTILINE)
     assert chosen.split() == ["spark35", "raydp", "dashboard", "sql"]
     assert {"spark4", *chosen.split()} <= set(extras)
-    assert all(re.search(f"^{package}==", LOCK, re.MULTILINE) for package in ("pyspark", "raydp", "duckdb", "uvicorn"))
+    assert all(re.search(f"^{package}==", LOCK, re.MULTILINE) for package in ("pyspark", "raydp", "duckdb"))
 
 
 def test_every_argument_is_on_the_page() -> None:

@@ -17,8 +17,7 @@ from tests.kuberay import schemas
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
-WITH_CLUSTERS = ("raycluster.yaml", "rayjob.yaml", "rayservice.yaml")
-WITH_REDIS = ("raycluster.yaml", "rayservice.yaml")
+WITH_CLUSTERS = ("raycluster.yaml", "rayjob.yaml")
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +45,6 @@ def cluster_of(name: str) -> dict[str, Any]:
     return {
         "RayCluster": lambda: spec,
         "RayJob": lambda: spec["rayClusterSpec"],
-        "RayService": lambda: spec["rayClusterConfig"],
     }[resource["kind"]]()
 
 
@@ -136,7 +134,7 @@ def test_every_manifest_is_of_its_schema(of_kuberay: dict[str, Any]) -> None:
     for document in every_document():
         assert not problems(document, of_kuberay), document["kind"]
         seen.add(document["kind"])
-    assert {"RayCluster", "RayJob", "RayService"} <= seen
+    assert {"RayCluster", "RayJob"} <= seen
 
 
 @pytest.mark.parametrize(
@@ -171,8 +169,7 @@ def test_no_file_has_a_secret() -> None:
             for variable in container.get("env", ()):
                 is_secret = re.search("PASSWORD|SECRET|KEY|TOKEN", variable["name"])
                 assert not is_secret or "secretKeyRef" in variable["valueFrom"], variable
-    for name in WITH_REDIS:
-        assert set(cluster_of(name)["gcsFaultToleranceOptions"]["redisPassword"]) == {"valueFrom"}
+    assert set(cluster_of("raycluster.yaml")["gcsFaultToleranceOptions"]["redisPassword"]) == {"valueFrom"}
     for name in WITH_CLUSTERS:
         for pod in templates(name):
             sources = pod["containers"][0]["envFrom"]
@@ -210,16 +207,11 @@ def test_no_pod_has_rights_that_it_does_not_need() -> None:
 
 
 def test_the_clusters_of_all_files_are_alike() -> None:
-    """But for Redis, which a job does without, and the readiness of Serve's workers, which KubeRay asks for itself."""
+    """But for Redis, which a job does without."""
     first = cluster_of("raycluster.yaml")
     job = {**cluster_of("rayjob.yaml"), "gcsFaultToleranceOptions": first["gcsFaultToleranceOptions"]}
     assert "gcsFaultToleranceOptions" not in cluster_of("rayjob.yaml")
     assert job == first
-    service = copy.deepcopy(cluster_of("rayservice.yaml"))
-    (worker,) = service["workerGroupSpecs"][0]["template"]["spec"]["containers"]
-    assert "readinessProbe" not in worker
-    worker["readinessProbe"] = templates("raycluster.yaml")[1]["containers"][0]["readinessProbe"]
-    assert service == first
 
 
 def test_ray_is_the_locked_one() -> None:
@@ -260,19 +252,6 @@ def test_a_worker_leaves_before_its_pod_is_killed() -> None:
     assert (ROOT / "deploy" / "image" / command).stat().st_mode & 0o111
     assert int(seconds) + 20 <= pod["terminationGracePeriodSeconds"]
     assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in container["env"]
-
-
-def test_the_fleet_that_is_served_is_that_of_the_config_map() -> None:
-    (settings,) = [document for document in documents("fleet.yaml") if document["kind"] == "ConfigMap"]
-    serve = yaml.safe_load(documents("rayservice.yaml")[0]["spec"]["serveConfigV2"])
-    (application,) = serve["applications"]
-    assert application["args"] == {"uri": settings["data"]["STATEFLEET_URI"]}
-    module, _, function = application["import_path"].partition(":")
-    source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
-    assert f"def {function}(" in source
-    assert f"class {application['deployments'][0]['name']}:" in source
-    workers = cluster_of("rayservice.yaml")["workerGroupSpecs"][0]["replicas"]
-    assert application["deployments"][0]["num_replicas"] == workers, "a worker without a replica is not ready"
 
 
 def test_every_pod_of_ray_is_of_the_network_policy_and_the_workers_of_the_budget() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from coordinator.runtime import extras
 from spark_jobs.driver import lineage, lineage_events
-from spark_jobs.driver.datasets import datasets_of, input_datasets
+from spark_jobs.driver.datasets import datasets_of, input_datasets, output_datasets
 from spark_jobs.driver.driver_calls import DriverCalls
 from spark_jobs.driver.lineage import is_configured, open_lineage
 from spark_jobs.driver.lineage_events import QueryLineage
@@ -225,6 +225,15 @@ def test_paths_and_topics_have_the_names_of_the_conventions(description: str, ex
         {"subscribe": None, "servers": "d:9092"},
     ]
     assert datasets_of(description, kafka) == expected
+
+
+def test_the_topic_of_a_sink_is_an_output_if_the_query_names_it() -> None:
+    source = {"subscribe": "clicks", "topic": None, "servers": "a:9092"}
+    kafka = "org.apache.spark.sql.kafka010.KafkaSourceProvider$KafkaTable@1f3a"
+    assert output_datasets(kafka, [source]) == []
+    assert output_datasets(kafka, [source, {"subscribe": None, "topic": None, "servers": "b:9092"}]) == []
+    named = {"subscribe": None, "topic": "counts", "servers": "b:9092,c:9092"}
+    assert output_datasets(kafka, [source, named]) == [("kafka://b:9092", "counts")]
 
 
 @pytest.mark.parametrize(

@@ -455,6 +455,25 @@ def test_the_catalogue_lists_states_columns_and_types(client: psycopg.Connection
     # A query over states may have such words, too.
     assert client.execute("select count(*), 'pg_class' from clicks").fetchone() == (3, "pg_class")
     assert client.execute("select typname from pg_type where oid = 'int8'::regtype").fetchone() == ("int8",)
+    assert client.execute("select extversion from pg_extension where extname = 'none'").fetchall() == []
+
+
+def test_what_dashboards_ask_the_catalogue_is_answered(client: psycopg.Connection) -> None:
+    """As Grafana's editor of queries asks for tables and columns, and Metabase for the types of these."""
+    assert client.execute("select current_setting('server_version_num')::int").fetchone() == (140000,)
+    names = """
+        select case when quote_ident(table_schema) in (
+            select case when trim(p[i]) = '"$user"' then user else trim(p[i]) end
+            from generate_series(1, array_upper(string_to_array(current_setting('search_path'), ','), 1)) as i,
+                string_to_array(current_setting('search_path'), ',') p
+        ) then quote_ident(table_name) end from information_schema.tables order by 1"""
+    assert client.execute(names).fetchall() == [('"orders.left"',), ("clicks",), ("many",)]
+    split = "select parse_ident('public.clicks'), parse_ident('\"a.\"\"B\"'), parse_ident('C')"
+    assert client.execute(split).fetchone() == (["public", "clicks"], ['a."B'], ["c"])
+    quoted = "select quote_ident('select'), quote_ident('Ab'), quote_ident('a\"b'), quote_ident('a_1'), format('%I.%I', 'a', 'B')"
+    assert client.execute(quoted).fetchone() == ('"select"', '"Ab"', '"a""b"', "a_1", 'a."B"')
+    types = "select format('%s', udt_name) from information_schema.columns where table_name = 'orders.left' order by 1"
+    assert client.execute(types).fetchall() == [("int4",), ("int8",)]
 
 
 @pytest.mark.parametrize("command", [r"\d", r"\dt", r"\d clicks", r"\d+ clicks", r"\l", r"\dn", r"\du", r"\df", r"\z"])

@@ -18,6 +18,7 @@ import org.apache.spark.sql.execution.SparkPlan
 import org.apache.spark.sql.execution.streaming.continuous.{ContinuousExecution, WriteToContinuousDataSource}
 import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend
 import org.apache.spark.sql.types.StructType
+import org.apache.spark.sql.util.CaseInsensitiveStringMap
 import scala.collection.concurrent.TrieMap
 
 /**
@@ -44,6 +45,9 @@ class EpochGate extends EpochHooks with Logging {
 
   /** The number of shards that the state is rescaled to; a run takes it from the one before. */
   @volatile private[statefleet] var wantedShards: Option[Int] = None
+
+  /** The options of the query's sink. */
+  @volatile private[statefleet] var sinkOptions = CaseInsensitiveStringMap.empty
 
   /** Runs, one after the other, that failed without an epoch in Spark's commit log. */
   private var failures = 0
@@ -170,10 +174,13 @@ private class TaskWatch(query: ContinuousExecution, gate: EpochGate) extends Spa
 
 /** The sink of a continuous query; the fleet has an epoch before the sink commits it. */
 case class EpochSink(table: Table with SupportsWrite, gate: EpochGate) extends TableInFront with SupportsWrite {
-  override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder = table.newWriteBuilder(info) match {
-    case builder: SupportsStreamingUpdateAsAppend =>
-      new EpochWriteBuilder(builder, gate) with SupportsStreamingUpdateAsAppend
-    case builder => new EpochWriteBuilder(builder, gate)
+  override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder = {
+    gate.sinkOptions = info.options()
+    table.newWriteBuilder(info) match {
+      case builder: SupportsStreamingUpdateAsAppend =>
+        new EpochWriteBuilder(builder, gate) with SupportsStreamingUpdateAsAppend
+      case builder => new EpochWriteBuilder(builder, gate)
+    }
   }
 }
 

@@ -6,7 +6,10 @@ import java.util.UUID
 import java.util.function.{Function => JavaFunction}
 import org.apache.spark.sql.catalyst.streaming.StreamingRelationV2
 import org.apache.spark.sql.execution.SparkPlan
+import org.apache.spark.sql.execution.streaming.continuous.WriteToContinuousDataSource
+import org.apache.spark.sql.execution.streaming.sources.WriteToMicroBatchDataSource
 import org.apache.spark.sql.streaming.StateOperatorProgress
+import org.apache.spark.sql.util.CaseInsensitiveStringMap
 import org.apache.spark.unsafe.hash.Murmur3_x86_32
 import scala.collection.concurrent.TrieMap
 import scala.collection.mutable
@@ -76,11 +79,21 @@ object CurrentQuery {
   private def sum(offset: JsonNode): Long =
     if (offset.isNumber) offset.asLong else offset.elements.asScala.map(sum).sum
 
-  /** Returns the topics, if they are named, and the servers of each source of Kafka. */
-  def kafka(query: StreamExecution): Seq[Map[String, String]] =
-    query.analyzedPlan.collectLeaves().collect { case source: StreamingRelationV2 => source.extraOptions }
-      .filter(_.containsKey("kafka.bootstrap.servers"))
-      .map(options => Map("subscribe" -> options.get("subscribe"), "servers" -> options.get("kafka.bootstrap.servers")))
+  /** Returns the topics, if they are named, and the servers of each source of Kafka, and of the sink. */
+  def kafka(query: StreamExecution): Seq[Map[String, String]] = {
+    val sources = query.analyzedPlan.collectLeaves().collect { case source: StreamingRelationV2 => source.extraOptions }
+    val sink = query.logicalPlan match {
+      case batches: WriteToMicroBatchDataSource => Some(new CaseInsensitiveStringMap(batches.writeOptions.asJava))
+      case WriteToContinuousDataSource(write: EpochWrite, _, _) => Some(write.gate.sinkOptions)
+      case _ => None
+    }
+    (sources ++ sink).filter(_.containsKey("kafka.bootstrap.servers")).map { options =>
+      Map(
+        "subscribe" -> options.get("subscribe"),
+        "topic" -> options.get("topic"),
+        "servers" -> options.get("kafka.bootstrap.servers"))
+    }
+  }
 
   /** Whether a query's checkpoint is deleted when it ends. Spark has it in a private field only. */
   def isTemporary(query: StreamExecution): Boolean =
