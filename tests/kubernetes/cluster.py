@@ -27,6 +27,9 @@ from tests.processes import end_process, end_with_parent, free_ports
 ADDRESS, _NETWORK, _BRIDGE = "198.18.77.1", "198.18.77.0/24", "statefleet-kube"
 _PLUGINS = Path("/usr/lib/cni")
 _TOOLS = ("containerd", "ctr", "runc", "ip", "openssl")
+#: Settings of the kernel.
+_SET_BY_OTHERS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
+                  "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes", "net/ipv4/ip_forward")  # fmt: skip
 _NODE = "node"
 _START_S = 120
 #: Starts one of the programs with options.
@@ -67,6 +70,7 @@ class Cluster:
         """Run it while the context lasts."""
         images = build_images(self.folder, self._pause)
         with ExitStack() as stack:
+            stack.enter_context(_settings_of_kernel())
             stack.enter_context(_bridge())
             stack.callback(self._remove_remains)
 
@@ -155,7 +159,8 @@ conf_dir = "{networks}"
 
     def _containers(self, *words: str, check: bool = True) -> str:
         command = ["ctr", "--address", str(self._containerd), "--namespace", "k8s.io", *words]
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=check).stdout.strip()
+        errors = None if check else subprocess.DEVNULL
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=check).stdout.strip()
 
     def _remove_containers(self) -> None:
         """Remove what is left of pods; by itself containerd leaves them running."""
@@ -234,6 +239,19 @@ conf_dir = "{networks}"
         file = self.folder / "kubelet.json"
         file.write_text(json.dumps(settings))
         return file
+
+
+@contextmanager
+def _settings_of_kernel() -> Iterator[None]:
+    """Put back what the kubelet and the bridge's plugin set for the whole machine."""
+    files = [Path("/proc/sys", name) for name in _SET_BY_OTHERS]
+    before = [file.read_text() for file in files]
+    try:
+        yield
+    finally:
+        for file, value in zip(files, before, strict=True):
+            if file.read_text() != value:
+                file.write_text(value)
 
 
 @contextmanager
