@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -20,9 +21,11 @@ from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.worker.exchange import HASH_COLUMN, unpack
 from spark_jobs.worker.process import task_identity, worker_client
-from statefleet.fleet import Fleet
 from store_actors.client.state_store import StateStore, store_specs
 from store_actors.messages.requests import StoreSpec
+
+if TYPE_CHECKING:  # Spark's workers import this module, and need no Ray
+    from statefleet.fleet import Fleet
 
 #: Function from the open store and the partition's batches to the batches to emit.
 StoreFunction = Callable[[StateStore, Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]

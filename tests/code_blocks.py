@@ -57,6 +57,7 @@ _ONCE = (
 )
 #: The programs of these do the same.
 _OWN_SESSION = "tests/integration/test_any_session.py::test_a_session_on_threads_counts_beside_ray"
+_ON_KUBERNETES = "tests/kubernetes/test_spark_on_kubernetes.py::test_executors_count_each_row_once_without_ray"
 _IMPORT = re.compile(r"\bfleet\.import_\w+\(")
 _IMPORTS = "tests/integration/test_pages.py::test_state_is_imported"
 _OPERATOR_EXAMPLES = "tests/integration/test_docs.py::test_example"
@@ -80,6 +81,8 @@ def runner(block: Block) -> str | None:
         return _OPERATOR_EXAMPLES if _RESULT.search(block.code) else _OTHERS_OF_OPERATORS
     if "transactional.id" in block.code:
         return _ONCE
+    if "k8s://https" in block.code:
+        return _ON_KUBERNETES
     if "SparkSession.builder.master" in block.code:
         return _OWN_SESSION
     if _IMPORT.search(block.code):

@@ -63,7 +63,12 @@ def _go_from_wheel(folder: Path) -> str:
     return str(go)
 
 
-def run(command: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    deadline_s: float = _DEADLINE_S,
+) -> str:
     """Run a command in a folder and return its standard output.
 
     Raises
@@ -73,7 +78,7 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None, fo
     """
     try:
         return subprocess.run(
-            command, env=environment, cwd=folder, capture_output=True, text=True, check=True, timeout=_DEADLINE_S
+            command, env=environment, cwd=folder, capture_output=True, text=True, check=True, timeout=deadline_s
         ).stdout
     except subprocess.CalledProcessError as error:
         raise GoNotThereError(f"`{' '.join(command)}` failed: {(error.stdout + error.stderr)[-2000:]}") from error

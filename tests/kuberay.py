@@ -35,14 +35,14 @@ def schemas() -> dict[str, Any]:
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent, prefix="kuberay-") as folder:
             made = Path(folder, cached.name)
-            made.write_text(json.dumps(_read(_download(Path(folder)))))
+            made.write_text(json.dumps(_read(download(Path(folder)))))
             # Whole or not at all, also when two tests fetch it at once.
             made.replace(cached)
     loaded: dict[str, Any] = json.loads(cached.read_text())
     return {kind: _closed(schema) for kind, schema in loaded.items()}
 
 
-def _download(folder: Path) -> Path:
+def download(folder: Path) -> Path:
     """Return the folder of the module's content."""
     go, environment = go_program(folder)
     Path(folder, "go.mod").write_text("module statefleet.test\n")

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import structs
 from ray.exceptions import RayActorError
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import VersionNotFoundError
-from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdentity
+from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.maintenance import Maintenance
@@ -27,15 +26,14 @@ from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import StorageOptions
 from store_actors.client.leased_calls import (
-    DEADLINE_S,
-    PAUSE_S,
     Granted,
     LeasedCall,
     LeasedCalls,
     SessionCalls,
     unavailable,
 )
-from store_actors.client.state_store import ReadStateStore, StateStore
+from store_actors.client.state_store import ReadStateStore, StateStore, default_store
+from store_actors.client.worker_client import DEADLINE_S, PAUSE_S
 from store_actors.messages.requests import ApplyRequest, OpenRequest, StoreSpec
 
 
@@ -161,8 +159,3 @@ class FleetClient:
         handle = self.calls.handle(location)
         session_id, _ = unwrapped(self._actors, handle, handle.open_read.remote(request))
         return SessionCalls(self._actors, handle, session_id, request)
-
-
-def default_store(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
-    """Return the identity of the first store, on which a new handle works."""
-    return structs.replace(store_id, store_name=stores[0].name)

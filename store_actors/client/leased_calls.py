@@ -23,16 +23,12 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Clock, Pool, Retry, Threads
 from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
+from store_actors.client.worker_client import DEADLINE_S, PAUSE_S
 from store_actors.messages.requests import OpenRequest
 
 Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
-
-#: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
-DEADLINE_S = 120.0
-#: The first pause before it asks again.
-PAUSE_S = 0.05
 
 #: Tasks (by number) with their leases.
 Granted: TypeAlias = Sequence[tuple[int, LeaseGrant]]

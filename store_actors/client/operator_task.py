@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -22,9 +22,11 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
 from coordinator.model.watermarks import Watermarks
-from store_actors.client.leased_calls import Granted, LeasedCall, LeasedCalls
 from store_actors.engine.columns import as_type, of_words
 from store_actors.messages.requests import ApplyRequest, ShardInput
+
+if TYPE_CHECKING:
+    from store_actors.client.leased_calls import Granted, LeasedCalls
 
 #: Columns of rows that a task hands over: the number of a row's input, where there are several, and the number of rows that a
 #: partially aggregated one stands for.
@@ -293,6 +295,9 @@ def apply_all(
 def _apply(
     calls: LeasedCalls, works: Sequence[ShardWork], metadata: StateMetadata, schema: StateSchema
 ) -> list[pa.Table]:
+    # Not where Spark's workers import it: they may have no Ray.
+    from store_actors.client.leased_calls import LeasedCall
+
     def arguments(granted: Granted, node_id: str) -> tuple[Any, ...]:
         requests = []
         for number, grant in granted:

@@ -53,6 +53,11 @@ def _fields(schema: pa.Schema) -> tuple[Field, ...]:
         raise InvalidRequestError("a store cannot hold this type", schema=str(schema), cause=error) from error
 
 
+def default_store(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
+    """Return the identity of the first store, on which a new handle works."""
+    return structs.replace(store_id, store_name=stores[0].name)
+
+
 class _Session:
     """The session that handles on several stores share: calls of its store actor, and the writes that go with the next call."""
 

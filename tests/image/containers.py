@@ -57,12 +57,14 @@ class Containers:
         self._hosts = folder / "hosts"
         self._hosts.write_text("127.0.0.1 localhost pod\n")
 
-    def build(self) -> None:
-        """Build the image from this repository, and its base if that is not there."""
+    def build(self, context: Path = ROOT, image: str = IMAGE, **arguments: str) -> None:
+        """Build an image from this repository, or from a copy of it, and its base if that is not there."""
         if self._call("images", "--quiet", "--filter", f"reference={_BASE}", check=False) == "":
             self._make_base()
-        self._call("build", "--isolation", "chroot", "--format", "docker", "--layers", "--build-arg", f"BASE={_BASE}",
-                   "--tag", IMAGE, str(ROOT))  # fmt: skip
+        pairs = [f"--build-arg={name}={value}" for name, value in {"BASE": _BASE, **arguments}.items()]
+        self._call(
+            "build", "--isolation", "chroot", "--format", "docker", "--layers", *pairs, "--tag", image, str(context)
+        )
 
     def _make_base(self) -> None:
         root = self._folder / "debian"
@@ -80,6 +82,13 @@ class Containers:
         self._call("copy", "--quiet", container, str(root), "/")
         self._call("commit", "--rm", "--quiet", container, _BASE)
         shutil.rmtree(root)
+
+    def save(self, image: str, archive: Path) -> None:
+        """Write an image to a file, as `ctr images import` reads it."""
+        self._call("push", "--quiet", image, f"docker-archive:{archive}:{image}")
+
+    def image_id(self, image: str) -> str:
+        return self._call("images", "--quiet", "--no-trunc", image)
 
     def start(self) -> str:
         """Return the name of a new container of the image."""

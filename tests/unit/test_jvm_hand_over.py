@@ -427,3 +427,13 @@ def test_a_task_waits_for_a_store_actor_that_says_nothing_until_it_is_cancelled(
     with pytest.raises(Py4JJavaError, match="TaskKilledException"):
         count(task)
     assert 2 <= time.monotonic() - begun < 10
+
+
+def test_a_lost_store_actor_is_known_to_a_driver_that_has_not_loaded_the_jar(jvm: Jvm) -> None:
+    """Spark's scheduler reads why a task failed with its own classes, and else says that it does not know."""
+    sent = jvm.named("java.io.ByteArrayOutputStream")()
+    jvm.named("java.io.ObjectOutputStream")(sent).writeObject(jvm.own("Lost")("has gone", None, "of another node"))
+    source = jvm.named("java.io.ByteArrayInputStream")(sent.toByteArray())
+    error = jvm.named("java.io.ObjectInputStream")(source).readObject()
+    assert error.getClass().getName() == "java.io.IOException"
+    assert "of another node has gone" in error.getMessage()

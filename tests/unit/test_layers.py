@@ -238,6 +238,16 @@ def test_a_store_actor_has_nothing_of_spark() -> None:
     assert not {"pyspark", "py4j", "spark_jobs"} & set(ran.stdout.split())
 
 
+def test_a_worker_of_spark_has_nothing_of_ray() -> None:
+    """Executors of a session that RayDP did not make may not have it."""
+    modules = (
+        "statefleet.worker_daemon, statefleet.map_partitions, spark_jobs.worker.import_task, spark_jobs.transform.task"
+    )
+    program = f"import sys, {modules}, spark_jobs.functions.frames; assert 'ray' not in sys.modules"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
 def imported_tests(file: Path) -> set[str]:
     """Return the test modules that a file imports."""
     return {name for name in imports(file) if name.rpartition(".")[2].startswith("test_")}

@@ -33,9 +33,8 @@ from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.worker.exchange import Received
 from spark_jobs.worker.process import task_identity
-from store_actors.client.fleet_client import default_store
 from store_actors.client.operator_task import BatchHeader
-from store_actors.client.state_store import StateStore
+from store_actors.client.state_store import StateStore, default_store
 from store_actors.messages.requests import OpenRequest, ShardInput, StoreSpec
 from tests.unit.keyed_fleet import KeyedFleet, ask
 

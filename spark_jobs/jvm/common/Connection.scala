@@ -15,12 +15,21 @@ import javax.crypto.spec.SecretKeySpec
 import org.apache.spark.TaskContext
 import scala.annotation.tailrec
 
-/** The store actor's process was lost; what it committed is safe. */
+/**
+ * The store actor's process was lost; what it committed is safe. As a task's failure it goes to the driver as another
+ * error: there, Spark finds no class of a jar that a session has loaded, and would only say "unknown reason".
+ */
 class Lost(what: String, cause: Throwable = null, who: String = "of this node")
   extends IOException(
     s"the store actor $who $what; what it committed is safe, and the next attempt of this task goes on " +
       s"from there",
-    cause)
+    cause) {
+  private def writeReplace(): AnyRef = {
+    val plain = new IOException(getMessage, getCause)
+    plain.setStackTrace(getStackTrace)
+    plain
+  }
+}
 
 /**
  * A connection to a store actor's process (store_actors/connections/hand_over.py is the other side).
