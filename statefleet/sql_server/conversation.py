@@ -21,6 +21,8 @@ from statefleet.sql_server.values import TEXT, PgType, parameter, type_of
 
 log = logging.getLogger(__name__)
 
+#: Characters of a statement. DuckDB plans longer ones for minutes, and does not look whether they were cancelled.
+_LONGEST = 1 << 17
 #: Of a connection: prepared statements and portals at most, and characters of the statements together.
 _STATEMENTS, _PORTALS, _CHARACTERS = 1000, 100, 8 << 20
 #: Bytes of an answer that are sent while more of it is made.
@@ -173,6 +175,8 @@ class Conversation(Connection):
                 await self._end_portal(portal)
 
     def _understood(self, text: str, oids: list[int]) -> _Prepared:
+        if len(text) > _LONGEST:
+            raise Refusal("54000", f"a statement has {_LONGEST:,} characters at most; send values as parameters")
         look_up = statements.look_up_of(text)
         command = None if look_up is not None or statements.is_empty(text) else statements.command_of(text)
         return _Prepared(text, oids, command, look_up)

@@ -241,6 +241,14 @@ def test_no_query_reaches_files(client: psycopg.Connection, query: str) -> None:
     assert refusal(client, query).sqlstate == "42000"
 
 
+def test_a_statement_of_too_many_characters_is_refused(client: psycopg.Connection) -> None:
+    text = "select 1".ljust(1 << 17)
+    assert client.execute(text).fetchone() == client.execute(text, prepare=True).fetchone() == (1,)
+    assert refusal(client, text + " ").sqlstate == "54000"
+    with pytest.raises(psycopg.Error, match="131,072 characters at most"):
+        client.execute(text + " ", prepare=True)
+
+
 @pytest.mark.timeout(60)
 def test_a_parameter_of_a_great_number_takes_no_memory(client: psycopg.Connection) -> None:
     # As many values as that would take some seconds, or all of the machine's memory.
