@@ -89,6 +89,7 @@ def emitted_once(key: tuple[int], frames: Iterator[pd.DataFrame], state: GroupSt
     state.setTimeoutTimestamp(max(last, state.getCurrentWatermarkMs()) + 1000)
 
 
+@pytest.mark.replay
 def test_a_pandas_function_is_called_for_keys_that_timed_out(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -131,6 +132,7 @@ class Alerts(StatefulProcessor):
     def close(self) -> None: ...
 
 
+@pytest.mark.replay
 def test_timers_of_a_processor_fire_while_the_query_runs(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

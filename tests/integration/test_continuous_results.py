@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -62,6 +63,7 @@ def orders_of(rows: list[Row], column: str) -> dict[int, list[tuple[Any, int]]]:
     return {key: sorted(results) for key, results in by_key.items()}
 
 
+@pytest.mark.replay
 def test_the_greater_order_of_a_key_is_the_newer_result(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_query_that_fails_is_a_run_that_failed(
     assert failed["run"]["facets"]["errorMessage"]["message"]
 
 
+@pytest.mark.replay
 def test_a_collector_that_is_gone_costs_no_batch(
     traced_fleet: sf.Fleet, collector: Collector, tmp_path: Path, name: str
 ) -> None:
