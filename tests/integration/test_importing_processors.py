@@ -98,6 +98,7 @@ def _asked(fleet: Fleet, feed: Feed, name: str, processor: StatefulProcessor, ke
     return grouped.transformWithState(processor, OUTPUT, "update", mode or "ProcessingTime")
 
 
+@pytest.mark.replay
 @on_spark_4
 def test_timers_and_times_to_live_are_those_of_spark(
     spark: SparkSession, fleet: Fleet, feed: Feed, old: Path, tmp_path: Path, name: str

@@ -21,7 +21,7 @@ VERSIONS = ("spark-3.5", "spark-4.2")
 HERE = f"spark-{pyspark.__version__.rpartition('.')[0]}"
 #: Going on with the same version is what other tests are about.
 MADE_BY = [pytest.param(version, marks=[pytest.mark.replay] if version == HERE else []) for version in VERSIONS]
-FEW = ("windows", "join", "function")
+FEW = ("windows", "function")
 IMPORTED = [name for name, case in VERSION_CASES.items() if case.spark]
 
 

@@ -133,7 +133,7 @@ KINDS = NESTED.map(lambda kind: string_to_type(type_to_string(kind).replace(" no
 
 @combined_or_not
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_arrays_maps_and_structs_are_values_and_orderings(combined: bool, data: st.DataObject) -> None:
     orderings = st.one_of(KINDS.filter(lambda kind: not has_map(type_to_string(kind))), st.just(pa.decimal128(38, 4)))
     kind, by = data.draw(KINDS), data.draw(orderings)

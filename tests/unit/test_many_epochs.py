@@ -107,7 +107,7 @@ def many(groups: int) -> ShardInput:
     return ShardInput.of_raw(SCHEMA, pa.record_batch({"v": pa.array(map(str, range(groups)))}))
 
 
-@pytest.mark.parametrize("epoch_s", [1.0, 0.2])
+@pytest.mark.parametrize("epoch_s", [1.0, pytest.param(0.2, marks=pytest.mark.soak)])
 def test_epochs_leave_the_files_of_the_grace_period_and_few_requests(epoch_s: float) -> None:
     maintenance = Maintenance(interval_s=10, grace_s=100)
     fleet = EpochFleet(maintenance, rows("abc"))
