@@ -72,6 +72,7 @@ def test_a_silent_source_holds_the_watermark_until_it_is_idle_and_comes_back(
         assert of_other(run, at(21.5), []) == [(8, 1), (9, 1), (12, 1), (20, 1)]
 
 
+@pytest.mark.replay
 def test_without_the_option_it_is_waited_for_and_alone_nothing_is_idle(fleet: Fleet, tmp_path: Path, name: str) -> None:
     windows = Windows(fleet, tmp_path, name)
     with Run(windows.counts, "append", tmp_path / "ck") as run:

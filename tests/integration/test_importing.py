@@ -233,6 +233,7 @@ def same(state: Any) -> list[str]:
     return sorted(map(repr, state.scan().to_arrow().to_pylist()))
 
 
+@pytest.mark.replay
 def test_below_a_select_aggregates_are_in_its_order_and_what_it_leaves_out_is_not_there(
     fleet: Fleet, importing: Import, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
