@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol):
         self._transport: Any = None
         self._task: asyncio.Task[None] | None = None
         self._is_reading = True
-        self._is_closed = False
+        self._is_closed = self._is_closing = False
         #: What runs now, and why it was ended.
         self._running: Execution | asyncio.Future[Any] | None = None
         self._ended_by = ""
@@ -106,6 +106,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """End the conversation."""
+        self._is_closing = True
         if self._task is not None:
             self._task.cancel()
 

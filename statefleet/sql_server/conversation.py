@@ -131,7 +131,7 @@ class Conversation(Connection):
         except (ConnectionError, ProtocolError):
             raise
         except asyncio.CancelledError:
-            if not self._ended_by:
+            if self._is_closing or not self._ended_by:
                 raise
             self._fail(Refusal("57014", self._ended_by))
         except Exception as error:  # noqa: BLE001 - the client is told, and the log has what is not the client's

@@ -24,6 +24,7 @@ from coordinator.model.errors import InvalidRequestError, SetupError
 from statefleet.sql_server.backend import Limits
 from statefleet.sql_server.server import TOKEN, ServedSql, serve
 from statefleet.sql_server.values import parameter
+from tests.clocks import until
 from tests.unit.sql_states import CLICKS, EARLIER, States
 
 SECRET = "a-token-that-nobody-guesses"
@@ -426,6 +427,24 @@ def test_those_who_say_nothing_and_those_who_read_nothing_keep_nobody_out(states
             each.settimeout(5)
             with contextlib.suppress(ConnectionResetError):
                 assert each.recv(1) == b""
+
+
+@pytest.mark.timeout(60)
+def test_a_server_is_closed_in_the_moment_in_which_a_statement_is_ended(states: States) -> None:
+    with serve(states, port=0, limits=Limits(seconds=20)) as served, contextlib.ExitStack() as stack:
+        client = connect(served)
+        # Its own end would first roll back, which waits for the statement.
+        stack.callback(client.pgconn.finish)
+        client.pgconn.send_query(SLOW.encode())
+        until(lambda: all(each._running is not None for each in served._server._conversations.values()), 20)
+
+        def end() -> None:
+            for conversation in served._server._conversations.values():
+                conversation.end("its time is over")
+                conversation.close()
+
+        served._loop.call_soon_threadsafe(end)
+        served.close()
 
 
 def test_a_client_that_takes_no_rows_is_closed_when_its_time_is_over(states: States) -> None:
