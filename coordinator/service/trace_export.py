@@ -45,7 +45,8 @@ class TraceExport:
 
     def __init__(self, uri: str) -> None:
         # The SDK's warnings as lines like the others of this process.
-        logging.getLogger("opentelemetry").handlers = logging.getLogger("coordinator").handlers
+        sdk, ours = logging.getLogger("opentelemetry"), logging.getLogger("coordinator")
+        sdk.handlers, sdk.propagate = ours.handlers, ours.propagate
         logging.getLogger(OTLPSpanExporter.__module__).filters = [_Seldom()]
         self._ids = _BatchIds()
         fleet = Resource({SERVICE_NAME: "statefleet", "statefleet.fleet": fleet_id_of(uri), "statefleet.uri": uri})
