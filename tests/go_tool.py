@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 #: Oldest Go that the modules accept.
@@ -27,6 +28,20 @@ class GoNotThereError(Exception):
 def cache_folder() -> Path:
     """Return the folder of the user's cache for what the tests fetch or build once."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "statefleet-tests"
+
+
+def made_once(names: Sequence[str], make: Callable[[Path], None]) -> list[Path]:
+    """Return files of the cache; where one is not there, all are made, by their names in a temporary folder."""
+    cache = cache_folder()
+    files = [cache / name for name in names]
+    if not all(file.exists() for file in files):
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix="made-") as folder:
+            make(Path(folder))
+            for file in files:
+                # Whole or not at all, also when two processes make it at once.
+                Path(folder, file.name).replace(file)
+    return files
 
 
 def go_program(folder: Path) -> tuple[str, dict[str, str]]:

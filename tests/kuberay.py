@@ -7,17 +7,18 @@ They come from KubeRay's Go module (Apache License 2.0), whose content is compar
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.go_tool import GoNotThereError, cache_folder, go_program, run
+from tests.code_blocks import ROOT, every_block
+from tests.go_tool import GoNotThereError, go_program, made_once, run
 
 MODULE = "github.com/ray-project/kuberay/ray-operator"
 VERSION = "v1.6.2"
+_SCHEMAS = f"kuberay-{VERSION}.json"
 _CHECKSUM = "h1:XUckRswLMyk71D00L62d2Vanh0fVkNqu56+IF/rr+O0="
 API = "ray.io/v1"
 
@@ -30,16 +31,20 @@ def schemas() -> dict[str, Any]:
     GoNotThereError
         The module cannot be downloaded, or its content is another one.
     """
-    cached = cache_folder() / f"kuberay-{VERSION}.json"
-    if not cached.exists():
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cached.parent, prefix="kuberay-") as folder:
-            made = Path(folder, cached.name)
-            made.write_text(json.dumps(_read(download(Path(folder)))))
-            # Whole or not at all, also when two tests fetch it at once.
-            made.replace(cached)
+    (cached,) = made_once([_SCHEMAS], _write)
     loaded: dict[str, Any] = json.loads(cached.read_text())
     return {kind: _closed(schema) for kind, schema in loaded.items()}
+
+
+def _write(folder: Path) -> None:
+    (folder / _SCHEMAS).write_text(json.dumps(_read(download(folder))))
+
+
+def manifests() -> list[str]:
+    """Return the files of ``deploy/kubernetes``, and what the page shows of the kind."""
+    files = [file.read_text() for file in sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))]
+    blocks = (block for block in every_block() if block.page == "docs/kubernetes.md" and block.language == "yaml")
+    return [*files, *(block.code for block in blocks)]
 
 
 def download(folder: Path) -> Path:

@@ -10,18 +10,18 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.go_tool import GoNotThereError, cache_folder, go_program, run
+from tests.go_tool import GoNotThereError, go_program, made_once, run
 from tests.processes import end_process, end_with_parent, free_ports
 
 #: Its PUT honours ``If-None-Match: *`` under concurrency; `tests/integration/test_s3.py` holds that.
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
 VERSION = "v1.8.0"
+_BINARY = f"versitygw-{VERSION}"
 _START_DEADLINE_S = 30
 _STOP_DEADLINE_S = 10
 
@@ -41,15 +41,7 @@ def server_binary() -> Path:
     ServerNotThereError
         It cannot be built; says what failed.
     """
-    cache = cache_folder()
-    binary = cache / f"versitygw-{VERSION}"
-    if binary.exists():
-        return binary
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder:
-        _build(Path(folder))
-        # Whole or not at all, also when two builds run at once.
-        Path(folder, "versitygw").replace(binary)
+    (binary,) = made_once([_BINARY], _build)
     return binary
 
 
@@ -59,6 +51,7 @@ def _build(folder: Path) -> None:
         # -modcacherw: what is in a folder to be removed must be removable.
         install = [go, "install", "-modcacherw", "-ldflags=-s -w", f"{MODULE}@{VERSION}"]
         run(install, {**environment, "GOBIN": str(folder), "CGO_ENABLED": "0"})
+        (folder / "versitygw").rename(folder / _BINARY)
     except GoNotThereError as error:
         raise ServerNotThereError(str(error)) from error
 

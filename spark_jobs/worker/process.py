@@ -19,8 +19,9 @@ from coordinator.model.errors import StoreUnavailableError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import MachineClock, Retry, freeze_imports
+from store_actors.client.leased_call import DEADLINE_S, PAUSE_S
 from store_actors.client.operator_task import BatchHeader
-from store_actors.client.worker_client import DEADLINE_S, PAUSE_S, WorkerClient
+from store_actors.client.worker_client import WorkerClient
 from store_actors.connections.function_stream import FunctionConnection
 from store_actors.connections.hand_over import address_of
 

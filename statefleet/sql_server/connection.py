@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol):
         self._transport: Any = None
         self._task: asyncio.Task[None] | None = None
         self._is_reading = True
-        self._is_closed = self._is_closing = False
+        self._is_closed = False
         #: What runs now, and why it was ended.
         self._running: Execution | asyncio.Future[Any] | None = None
         self._ended_by = ""
@@ -88,6 +88,11 @@ class Connection(asyncio.Protocol):
             self._ended_by = reason
             self._running.cancel()
 
+    @property
+    def _is_closing(self) -> bool:
+        """Whether the conversation is to end, and not only a statement of it."""
+        return self._task is not None and self._task.cancelling() > 0
+
     async def _awaited(self, running: Execution | asyncio.Future[Any], step: Any) -> Any:
         """Return what comes of a step of what runs, which others may end meanwhile."""
         self._running = running
@@ -106,7 +111,6 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """End the conversation."""
-        self._is_closing = True
         if self._task is not None:
             self._task.cancel()
 

@@ -25,15 +25,9 @@ from coordinator.runtime.runtime import Clock, Retry
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import StorageOptions
-from store_actors.client.leased_calls import (
-    Granted,
-    LeasedCall,
-    LeasedCalls,
-    SessionCalls,
-    unavailable,
-)
+from store_actors.client.leased_call import DEADLINE_S, PAUSE_S, Granted, LeasedCall
+from store_actors.client.leased_calls import LeasedCalls, SessionCalls, unavailable
 from store_actors.client.state_store import ReadStateStore, StateStore, default_store
-from store_actors.client.worker_client import DEADLINE_S, PAUSE_S
 from store_actors.messages.requests import ApplyRequest, OpenRequest, StoreSpec
 
 

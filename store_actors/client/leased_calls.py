@@ -10,47 +10,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import structs
 from ray import ObjectRef
 from ray.exceptions import RayActorError
 
 from coordinator.ledger.state_ledger import LeaseGrant
-from coordinator.model.errors import FencedError, StateStoreError, StoreUnavailableError
+from coordinator.model.errors import FencedError, StoreUnavailableError
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Clock, Pool, Retry, Threads
 from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
-from store_actors.client.worker_client import DEADLINE_S, PAUSE_S
+from store_actors.client.leased_call import DEADLINE_S, PAUSE_S, LeasedCall
 from store_actors.messages.requests import OpenRequest
 
 Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
-#: Tasks (by number) with their leases.
-Granted: TypeAlias = Sequence[tuple[int, LeaseGrant]]
 #: Calls of tasks at once by the process of a store actor itself; a node has as many tasks as cores.
 _LOCAL_AT_ONCE = 64
-
-
-@dataclass(frozen=True, slots=True)
-class LeasedCall(Generic[Result]):
-    """A method of a store actor that is called for tasks whose shards are leased to it.
-
-    Attributes
-    ----------
-    arguments
-        Returns the arguments of a call for some of the tasks, which it is given with the Ray node of this process.
-    results
-        Returns the result of each task in the store actor's answer, which it is given with these tasks and its handle.
-    """
-
-    method: str
-    arguments: Callable[[Granted, str], tuple[Any, ...]]
-    results: Callable[[Any, Granted, Any], Sequence[Result | StateStoreError]]
 
 
 class LeasedCalls:

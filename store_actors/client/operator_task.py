@@ -22,11 +22,12 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
 from coordinator.model.watermarks import Watermarks
+from store_actors.client.leased_call import Granted, LeasedCall
 from store_actors.engine.columns import as_type, of_words
 from store_actors.messages.requests import ApplyRequest, ShardInput
 
-if TYPE_CHECKING:
-    from store_actors.client.leased_calls import Granted, LeasedCalls
+if TYPE_CHECKING:  # Spark's workers import this module, and may have no Ray
+    from store_actors.client.leased_calls import LeasedCalls
 
 #: Columns of rows that a task hands over: the number of a row's input, where there are several, and the number of rows that a
 #: partially aggregated one stands for.
@@ -295,9 +296,6 @@ def apply_all(
 def _apply(
     calls: LeasedCalls, works: Sequence[ShardWork], metadata: StateMetadata, schema: StateSchema
 ) -> list[pa.Table]:
-    # Not where Spark's workers import it: they may have no Ray.
-    from store_actors.client.leased_calls import LeasedCall
-
     def arguments(granted: Granted, node_id: str) -> tuple[Any, ...]:
         requests = []
         for number, grant in granted:

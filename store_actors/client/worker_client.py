@@ -16,11 +16,6 @@ from coordinator.model.watermarks import Watermarks
 from store_actors.client.state_store import StateStore, default_store
 from store_actors.messages.requests import StoreSpec
 
-#: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
-DEADLINE_S = 120.0
-#: The first pause before it asks again.
-PAUSE_S = 0.05
-
 
 class WorkerClient:
     """Opens the stores of a worker's shards.

@@ -26,7 +26,7 @@ from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.spark_session import ensure_ray
 from statefleet.fleet import Fleet
 from tests.clocks import until
-from tests.integration.rate_epochs import committed, rate, read_by, run_for, started, state_rows
+from tests.integration.rate_epochs import count_epochs
 from tests.processes import end_process, end_with_parent, free_ports
 
 
@@ -80,13 +80,6 @@ def import_counts(fleet: Fleet, spark: SparkSession, name: str, folder: Path) ->
     rows = spark.createDataFrame(table, "word string, count bigint")
     assert fleet.import_table(counts, rows, checkpoint=f"{folder}/{name}").rows == {name: 2}
     assert sorted(fleet.state(name).scan().to_arrow().to_pydict()["count"]) == [5, 7]
-
-
-def count_epochs(fleet: Fleet, spark: SparkSession, name: str, folder: Path) -> None:
-    """Run a continuous query for some epochs; each has what it read."""
-    counts = fleet.stateful(rate(spark), name=name).groupBy("k").count()
-    run_for(started(counts, folder), folder, 3)
-    assert {row["k"]: row["count"] for row in state_rows(fleet, name, folder)} == read_by(folder, committed(folder))
 
 
 def answers(port: int) -> bool:

@@ -158,3 +158,10 @@ class NumberedRows:
                 for name, kind in fields
             )
         )
+
+
+def count_epochs(fleet: Fleet, spark: SparkSession, name: str, folder: Path) -> None:
+    """Run a continuous query for some epochs; each has what it read."""
+    counts = fleet.stateful(rate(spark), name=name).groupBy("k").count()
+    run_for(started(counts, folder), folder, 3)
+    assert {row["k"]: row["count"] for row in state_rows(fleet, name, folder)} == read_by(folder, committed(folder))

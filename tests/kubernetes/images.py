@@ -26,7 +26,7 @@ def build_images(folder: Path, pause: Path) -> dict[str, str]:
     """
     containers = Containers(folder)
     # Of the session's extras only Spark; and of what the package requires all but Ray, of which executors need nothing.
-    containers.build(_without_ray(folder / "executor"), EXECUTOR, EXTRAS="spark35", PACKAGES="", VERSION="0.1.0")
+    containers.build(_without_ray(folder / "executor"), EXECUTOR, EXTRAS="spark35", VERSION="0.1.0")
     of_pause = folder / "pause"
     of_pause.mkdir()
     shutil.copy(pause, of_pause / "pause")

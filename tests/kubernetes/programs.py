@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
+import shutil
 from pathlib import Path
 
-from tests.go_tool import cache_folder, go_program, run
+from tests.go_tool import go_program, made_once, run
 
 #: The last minor version but one that runs where control groups are of version 1, too.
 VERSION = "1.34.4"
 _BUILD_S = 3000
-_HERE = Path(__file__).parent
+#: The programs in the cache, and what each is built of.
+_SOURCES = {f"kubernetes-v{VERSION}": "programs.go", f"pause-{VERSION}": "pause.go"}
 _VERSIONS = {
     "k8s.io/component-base/version": ("gitVersion=v1.34.4", "gitMajor=1", "gitMinor=34"),
     "k8s.io/client-go/pkg/version": ("gitVersion=v1.34.4",),
@@ -31,16 +32,8 @@ def kubernetes_programs() -> tuple[Path, Path]:
     GoNotThereError
         They cannot be built; says what failed.
     """
-    cache = cache_folder()
-    programs = cache / f"kubernetes-v{VERSION}", cache / f"pause-{VERSION}"
-    if not all(program.exists() for program in programs):
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder:
-            _build(Path(folder))
-            for name, program in zip(("programs", "pause"), programs, strict=True):
-                # Whole or not at all, also when two builds run at once.
-                Path(folder, name).replace(program)
-    return programs
+    programs, pause = made_once(list(_SOURCES), _build)
+    return programs, pause
 
 
 def _build(folder: Path) -> None:
@@ -53,7 +46,7 @@ def _build(folder: Path) -> None:
     require = f"require k8s.io/kubernetes v{VERSION}\n"
     (folder / "go.mod").write_text(f"module programs\n\ngo 1.24.0\n\ngodebug default=go1.24\n\n{require}{replaced}")
     flags = " ".join(f"-X {package}.{value}" for package, values in _VERSIONS.items() for value in values)
-    for name in ("programs", "pause"):
-        (folder / f"{name}.go").write_text((_HERE / f"{name}.go").read_text())
-        build = ["nice", go, "build", "-p=2", f"-ldflags=-s -w {flags}", "-o", name, f"{name}.go"]
+    for name, source in _SOURCES.items():
+        shutil.copy(Path(__file__).with_name(source), folder)
+        build = ["nice", go, "build", "-p=2", f"-ldflags=-s -w {flags}", "-o", name, source]
         run(build, environment, folder, _BUILD_S)

@@ -15,11 +15,11 @@ from typing import Any
 
 import pandas as pd
 import ray
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from statefleet.fleet import Fleet
 from tests.clocks import until
-from tests.integration.rate_epochs import committed, rate, read_by, run_for, started, state_rows
+from tests.integration.rate_epochs import count_epochs
 
 #: Words of each batch; the last one has its executor ended before its rows are read.
 BATCHES = [["a", "b", "a"], ["a", "c"], ["c", "d"], ["a", "b", "b"]]
@@ -66,12 +66,6 @@ def run(results: DataFrame, checkpoint: Path, kubectl: list[str]) -> dict[int, d
     return emitted
 
 
-def count_epochs(fleet: Fleet, spark: SparkSession, folder: Path) -> None:
-    """Run a continuous query for some epochs; each has what it read."""
-    run_for(started(fleet.stateful(rate(spark), name="epochs").groupBy("k").count(), folder), folder, 3)
-    assert {row["k"]: row["count"] for row in state_rows(fleet, "epochs", folder)} == read_by(folder, committed(folder))
-
-
 def executors(kubectl: list[str]) -> list[str]:
     """Return the numbers of the executors that run, as Spark gives them."""
     selected = ["get", "pods", "--selector=spark-role=executor", "--output=json"]
@@ -99,7 +93,7 @@ def main(folder: Path, ray_address: str, *kubectl: str) -> None:
             rows = fleet.state(name).scan().to_arrow().to_pylist()
             found[name] = [emitted, {row["word"]: next(iter(list(row.values())[1:])) for row in rows}]
             until(lambda: len(executors([*kubectl])) == len(before), every_s=1)
-        count_epochs(fleet, spark, folder / "epochs")
+        count_epochs(fleet, spark, "epochs", folder / "epochs")
         print(json.dumps({**found, "executors": [before, executors([*kubectl])]}))
     finally:
         spark.stop()

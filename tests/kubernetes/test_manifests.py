@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.code_blocks import ROOT, every_block
-from tests.kuberay import download
+from tests.kuberay import download, manifests
 from tests.kubernetes.cluster import Cluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(4000)]
@@ -18,10 +17,8 @@ def test_the_api_server_accepts_all_manifests(cluster: Cluster, tmp_path: Path) 
     # By `apply` they would not fit an annotation.
     cluster.kubectl("create", f"--filename={definitions}")
     cluster.kubectl("wait", "--for=condition=established", f"--filename={definitions}", "--timeout=60s")
-    of_page = [block.code for block in every_block() if block.page == "docs/kubernetes.md" and block.language == "yaml"]
-    files = [file.read_text() for file in sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))]
-    for manifests in (*files, *of_page):
+    for text in manifests():
         # An unknown field is an error, too.
-        printed = cluster.kubectl("apply", "--dry-run=server", "--filename=-", given=manifests).splitlines()
+        printed = cluster.kubectl("apply", "--dry-run=server", "--filename=-", given=text).splitlines()
         assert printed
         assert all(line.endswith("created (server dry run)") for line in printed), printed

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from tests.code_blocks import ROOT, every_block
-from tests.kuberay import schemas
+from tests.code_blocks import ROOT
+from tests.kuberay import manifests, schemas
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -31,11 +31,8 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 def every_document() -> Iterator[dict[str, Any]]:
     """Yield the manifests of all files, and those that the page shows."""
-    for file in FILES:
-        yield from documents(file.name)
-    for block in every_block():
-        if block.page == "docs/kubernetes.md" and block.language == "yaml":
-            yield from yaml.safe_load_all(block.code)
+    for text in manifests():
+        yield from yaml.safe_load_all(text)
 
 
 def cluster_of(name: str) -> dict[str, Any]:
