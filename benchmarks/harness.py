@@ -152,17 +152,12 @@ def write_rows(file: Path, rows: pa.Table, row_groups: int = 4) -> Path:
 
 @dataclass
 class Variant:
-    """A query of a comparison, which reads a folder of its own.
-
-    Attributes
-    ----------
-    batch_s, fill_s
-        Seconds of the measured batches, and of the batches before that built up state.
-    """
+    """A query of a comparison, which reads a folder of its own."""
 
     name: str
     folder: Path
     query: StreamingQuery
+    #: ``batch_s``, ``fill_s``: Seconds of the measured batches, and of the batches before that built up state.
     batch_s: list[float] = field(default_factory=list)
     fill_s: list[float] = field(default_factory=list)
     rows_out: list[int] = field(default_factory=list)
@@ -228,19 +223,13 @@ def summary(batch_s: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of medians, and the project's promise for it.
-
-    Attributes
-    ----------
-    bound
-        The promised bound; None if there is none.
-    is_least
-        Whether `bound` is the least promised ratio, or the largest.
-    """
+    """A ratio of medians, and the project's promise for it."""
 
     over: str
     under: str
+    #: The promised bound; None if there is none.
     bound: float | None = None
+    #: Whether `bound` is the least promised ratio, or the largest.
     is_least: bool = True
 
 

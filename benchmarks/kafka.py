@@ -79,19 +79,13 @@ def broker(address: str | None, folder: Path) -> Iterator[Kafka]:
 
 @dataclass(frozen=True)
 class Events:
-    """Events to send.
+    """Events to send."""
 
-    Attributes
-    ----------
-    rate
-        In a second.
-    repeated
-        How likely it is that an event has the key of an earlier one, one of the last `keys`; None: a key is drawn out of `keys`.
-    """
-
+    #: In a second.
     rate: int
     count: int
     keys: int
+    #: How likely it is that an event has the key of an earlier one, one of the last `keys`; None: a key is drawn out of `keys`.
     repeated: float | None
     seed: int
 
@@ -108,13 +102,7 @@ class Events:
 
 
 class EventProducer:
-    """A process that sends events as they become due, whatever becomes of them.
-
-    Attributes
-    ----------
-    begin_us
-        When the first one is due, in microseconds since 1970.
-    """
+    """A process that sends events as they become due, whatever becomes of them."""
 
     def __init__(self, kafka: Kafka, topic: str, events: Events) -> None:
         processes = multiprocessing.get_context("spawn")
@@ -122,6 +110,7 @@ class EventProducer:
         self._process = processes.Process(target=_send, args=(theirs, kafka.address, topic, events), daemon=True)
         self._process.start()
         theirs.close()
+        #: When the first one is due, in microseconds since 1970.
         self.begin_us: int = self._pipe.recv()
 
     def wait(self) -> dict[str, float]:

@@ -96,22 +96,16 @@ class NexmarkLine(Line):
     """Nexmark's stateful queries that plain Spark can run: a row for each.
 
     Sides of a query read the same files, one side after another. Event time, of 10,000 events a second, is a part of the workload.
-
-    Attributes
-    ----------
-    events, batch_events
-        Events, of any of the three streams, of each run and of each of its micro-batches.
-    rounds
-        Runs of each query on each side.
-    warmup
-        First batches of a run that do not count: they compile and connect.
     """
 
     targets: Sequence[Target] = _OVER_STORES
     shards: int = 4
+    #: ``events``, ``batch_events``: Events, of any of the three streams, of each run and of each of its micro-batches.
     events: int = 500_000
     batch_events: int = 100_000
+    #: Runs of each query on each side.
     rounds: int = 3
+    #: First batches of a run that do not count: they compile and connect.
     warmup: int = 2
 
     def run(self, spark: SparkSession, root: Path) -> list[Row]:
@@ -160,18 +154,14 @@ class LatencyLine(Line):
     when Spark is done with the batch's sink. Rows that came during a batch would wait for its end besides, on every side alike.
 
     One query runs at a time, the sides take turns in rounds, and a query goes on where it was stopped in the round before.
-
-    Attributes
-    ----------
-    rows, keys
-        Rows at a time, and the keys that they are drawn from.
-    rounds, batches, warmup
-        Rounds of all sides; measured batches of each side in a round, and batches before them.
     """
 
+    #: ``rows``, ``keys``: Rows at a time, and the keys that they are drawn from.
     rows: int = 100
     keys: int = 10_000
     shards: int = 4
+    #: ``rounds``, ``batches``, ``warmup``: Rounds of all sides; measured batches of each side in a round, and batches before
+    #: them.
     rounds: int = 2
     batches: int = 25
     warmup: int = 4

@@ -76,23 +76,15 @@ class WrongResultsError(Exception):
 
 @dataclass(frozen=True)
 class Workload:
-    """A stateful query over events ``k, due``, whose results are ``k, n, due``.
+    """A stateful query over events ``k, due``, whose results are ``k, n, due``."""
 
-    Attributes
-    ----------
-    query
-        Is given a frame, whose operators may be those of a fleet.
-    same
-        What gives the same results of a table, where the query is only there for streams.
-    repeated
-        Of its events; see :class:`~benchmarks.kafka.Events`.
-    adds_up
-        Whether the sum of ``n`` of all results of a key has to be right in the end, and not its largest.
-    """
-
+    #: Is given a frame, whose operators may be those of a fleet.
     query: Callable[[Any], DataFrame]
+    #: Of its events; see :class:`~benchmarks.kafka.Events`.
     repeated: float | None = None
+    #: Whether the sum of ``n`` of all results of a key has to be right in the end, and not its largest.
     adds_up: bool = False
+    #: What gives the same results of a table, where the query is only there for streams.
     same: Callable[[DataFrame], DataFrame] | None = None
 
 

@@ -57,24 +57,18 @@ def aggregate(frame: Any) -> DataFrame:
 
 
 class Workload(ABC):
-    """A stream and a query with state.
-
-    Attributes
-    ----------
-    state_unit
-        What `state` counts.
-    fill
-        Number of rows before the measured ones.
-    """
+    """A stream and a query with state."""
 
     name: ClassVar[str]
     columns: ClassVar[str]
     mode: ClassVar[str]
     keys: ClassVar[tuple[str, ...]]
+    #: What `state` counts.
     state_unit: ClassVar[str] = "of state"
 
     def __init__(self, rows: int, state: int) -> None:
         self.rows, self.state = rows, state
+        #: Number of rows before the measured ones.
         self.fill = 0
 
     @abstractmethod

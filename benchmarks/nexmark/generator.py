@@ -169,32 +169,24 @@ def _open_auction(words: Words, newest: Ints) -> Ints:
 class Nexmark:
     """A stream of events, without end.
 
-    Attributes
-    ----------
-    seed
-        Another seed makes other data.
-    rate
-        Events per second of event time. Event `n` happens at ``start + n / rate``, rounded down to a millisecond as Nexmark's
-        events are: above 1,000 events/s several have the same time.
-    start
-        Time of event 0, in microseconds since 1970 UTC, a whole number of milliseconds.
-    out_of_order
-        Events arrive shuffled within groups of so many by Nexmark's rule, in steps of 953; 1: in order. The rule does nothing for
-        divisors of 952 (2, 4, 7, 8, ..) and repeats events for multiples of 953, so these are refused.
-    extra
-        Whether the column ``extra`` pads events to Nexmark's mean sizes (persons 200, auctions 500, bids 100 bytes, beside the
-        bids' channel and URL); otherwise it is empty.
-
     Raises
     ------
     InvalidRequestError
         A parameter is out of its range.
     """
 
+    #: Another seed makes other data.
     seed: int = 1
+    #: Events per second of event time. Event `n` happens at ``start + n / rate``, rounded down to a millisecond as Nexmark's
+    #: events are: above 1,000 events/s several have the same time.
     rate: int = 10_000
+    #: Time of event 0, in microseconds since 1970 UTC, a whole number of milliseconds.
     start: int = _START
+    #: Events arrive shuffled within groups of so many by Nexmark's rule, in steps of 953; 1: in order. The rule does nothing for
+    #: divisors of 952 (2, 4, 7, 8, ..) and repeats events for multiples of 953, so these are refused.
     out_of_order: int = 1
+    #: Whether the column ``extra`` pads events to Nexmark's mean sizes (persons 200, auctions 500, bids 100 bytes, beside the
+    #: bids' channel and URL); otherwise it is empty.
     extra: bool = True
 
     def __post_init__(self) -> None:

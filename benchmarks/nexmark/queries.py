@@ -22,17 +22,12 @@ _RANKS: Final = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A Nexmark query.
-
-    Attributes
-    ----------
-    plain_spark
-        Whether Spark's own operators can run it in this form.
-    """
+    """A Nexmark query."""
 
     name: str
     build: Callable[[Operators, Events], DataFrame]
     mode: str
+    #: Whether Spark's own operators can run it in this form.
     plain_spark: bool = False
 
 

@@ -90,21 +90,14 @@ class BatchStats:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The result of a micro-batch for a state, all shards together.
+    """The result of a micro-batch for a state, all shards together."""
 
-    Attributes
-    ----------
-    missing
-        Shards that have not committed it.
-    rows_of
-        Of each shard that has, the rows that reached it.
-    progress
-        Sums by the names of Spark's ``StateOperatorProgress``, as JSON data: times that all shards worked on rows and wrote deltas, and
-        ``due_ms``, the earliest time at which a row of the state falls due by processing time (None if none does), and the watermark.
-    """
-
+    #: Shards that have not committed it.
     missing: tuple[int, ...]
+    #: Of each shard that has, the rows that reached it.
     rows_of: Mapping[int, int]
+    #: Sums by the names of Spark's ``StateOperatorProgress``, as JSON data: times that all shards worked on rows and wrote deltas, and
+    #: ``due_ms``, the earliest time at which a row of the state falls due by processing time (None if none does), and the watermark.
     progress: Mapping[str, Any]
 
     def unlike(self, sent: Mapping[int, Collection[int]]) -> dict[int, tuple[Collection[int], int]]:

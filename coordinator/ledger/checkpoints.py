@@ -36,14 +36,9 @@ PART_RECORDS = 2048
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of commits and snapshots.
+    """A file of commits and snapshots."""
 
-    Attributes
-    ----------
-    file
-        Path relative to the fleet's URI.
-    """
-
+    #: Path relative to the fleet's URI.
     file: str
     records: int
     newest_version: int
@@ -82,24 +77,16 @@ class Since:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """The contents of a checkpoint that is to be written; the ledger may change meanwhile.
+    """The contents of a checkpoint that is to be written; the ledger may change meanwhile."""
 
-    Attributes
-    ----------
-    seq
-        Sequence number of the last record that is in it.
-    folded
-        The ledger without the commits and snapshots that parts have (:meth:`StateLedger.folded`).
-    further
-        Records that are to be written as parts (:func:`in_parts`).
-    rest
-        The commits and snapshots after these, of which some may be obsolete.
-    """
-
+    #: Sequence number of the last record that is in it.
     seq: int
+    #: The ledger without the commits and snapshots that parts have (:meth:`StateLedger.folded`).
     folded: Mapping[str, Any]
     parts: tuple[Part, ...]
+    #: Records that are to be written as parts (:func:`in_parts`).
     further: tuple[Committed | SnapshotAdded, ...]
+    #: The commits and snapshots after these, of which some may be obsolete.
     rest: tuple[Committed | SnapshotAdded, ...]
     record_id: str = ""
 

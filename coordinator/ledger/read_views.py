@@ -28,21 +28,14 @@ from coordinator.model.state_metadata import StateMetadata
 
 
 class WantedView(Struct, frozen=True):
-    """A request for a view of a state.
+    """A request for a view of a state."""
 
-    Attributes
-    ----------
-    version
-        None for the newest one.
-    is_committed
-        Whether a version that all shards have suffices, though Spark may not have finished its batch.
-    first_partition
-        Selects the shards by which the version is read, as :attr:`ViewId.first_partition`: the version of a rescale can be read by the
-        previous shards, too. None for the newest layout that has the version.
-    """
-
+    #: None for the newest one.
     version: int | None = None
+    #: Whether a version that all shards have suffices, though Spark may not have finished its batch.
     is_committed: bool = False
+    #: Selects the shards by which the version is read, as :attr:`ViewId.first_partition`: the version of a rescale can be read by the
+    #: previous shards, too. None for the newest layout that has the version.
     first_partition: int | None = None
 
 
@@ -56,30 +49,22 @@ class ViewId(Struct, frozen=True):
 
 
 class ReadView(Struct, frozen=True):
-    """A version of a state, and where it is read.
-
-    Attributes
-    ----------
-    oldest
-        Oldest version that every shard still has.
-    versions, attempts
-        The version of each shard, and the attempt that made it. Partitions of Python programs each have a version of their own; all
-        others have the view's.
-    lineage
-        Digest of the attempts that made the version on all shards: a version that was made again has another one. The same for all
-        shard layouts that have the version. Empty for programs' states, whose partitions have versions of their own.
-    holders
-        Index into `locations` of the store actor that has each shard; -1 for none.
-    """
+    """A version of a state, and where it is read."""
 
     id: ViewId
     metadata: StateMetadata
     root: str
+    #: Oldest version that every shard still has.
     oldest: int
+    #: ``versions``, ``attempts``: The version of each shard, and the attempt that made it. Partitions of Python programs each
+    #: have a version of their own; all others have the view's.
     versions: tuple[int, ...]
     attempts: tuple[str, ...]
+    #: Digest of the attempts that made the version on all shards: a version that was made again has another one. The same for all
+    #: shard layouts that have the version. Empty for programs' states, whose partitions have versions of their own.
     lineage: str
     stores: tuple[str, ...]
+    #: Index into `locations` of the store actor that has each shard; -1 for none.
     holders: tuple[int, ...]
     locations: tuple[ActorLocation, ...]
 
@@ -252,29 +237,20 @@ def _layout_of(
 
 
 class VersionStats(Struct, frozen=True):
-    """Statistics of a version of a state.
-
-    Attributes
-    ----------
-    committed_at_ms
-        When its last shard was committed, in milliseconds since the epoch; None if the log does not say so any more.
-    num_shards
-        Shards that it was committed on.
-    state_rows, state_bytes
-        Rows and bytes of the shards then.
-    rows_in, rows_late
-        Rows that reached the shards in its batch, and those of them that were late.
-    written_bytes
-        Size of the files of what it changed.
-    """
+    """Statistics of a version of a state."""
 
     version: int
+    #: When its last shard was committed, in milliseconds since the epoch; None if the log does not say so any more.
     committed_at_ms: int | None
+    #: Shards that it was committed on.
     num_shards: int
+    #: ``state_rows``, ``state_bytes``: Rows and bytes of the shards then.
     state_rows: int
     state_bytes: int
+    #: ``rows_in``, ``rows_late``: Rows that reached the shards in its batch, and those of them that were late.
     rows_in: int
     rows_late: int
+    #: Size of the files of what it changed.
     written_bytes: int
 
 

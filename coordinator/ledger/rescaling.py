@@ -27,17 +27,12 @@ MAX_SHARDS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class RescalePlan:
-    """The effect of a rescale on a state.
-
-    Attributes
-    ----------
-    sources
-        For each new shard the old shards that have its rows.
-    """
+    """The effect of a rescale on a state."""
 
     state_name: str
     num_shards: int
     new_shards: int
+    #: For each new shard the old shards that have its rows.
     sources: tuple[tuple[int, ...], ...]
 
 

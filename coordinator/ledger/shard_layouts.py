@@ -25,28 +25,19 @@ from coordinator.model.stored_json import from_json
 
 
 class ShardLayout(Struct, frozen=True, forbid_unknown_fields=True):
-    """The shards of a state from a version on.
-
-    Attributes
-    ----------
-    first_partition
-        Partition id of shard 0.
-    version
-        Version that is made of the previous layout, and that the first batch on these shards reads.
-    run_id
-        Run that requested it; empty for the layout that the state was created with.
-    former_partition, former_shards
-        First partition and number of shards of the layout that it is made of.
-    keys
-        Columns by whose hash rows are partitioned.
-    """
+    """The shards of a state from a version on."""
 
     num_shards: int
+    #: Partition id of shard 0.
     first_partition: int = 0
+    #: Version that is made of the previous layout, and that the first batch on these shards reads.
     version: int = 0
+    #: Run that requested it; empty for the layout that the state was created with.
     run_id: str = ""
+    #: ``former_partition``, ``former_shards``: First partition and number of shards of the layout that it is made of.
     former_partition: int = 0
     former_shards: int = 0
+    #: Columns by whose hash rows are partitioned.
     keys: tuple[str, ...] = ()
 
     @property
@@ -67,15 +58,10 @@ class ShardLayout(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShardLayouts:
-    """The layouts of a state. The first one, which ``metadata.json`` has, is given by the caller.
-
-    Attributes
-    ----------
-    made
-        Later layouts, in the order in which they were decided.
-    """
+    """The layouts of a state. The first one, which ``metadata.json`` has, is given by the caller."""
 
     def __init__(self) -> None:
+        #: Later layouts, in the order in which they were decided.
         self.made: list[ShardLayout] = []
         #: First partitions of the layouts that count.
         self._counted: set[int] = set()

@@ -51,31 +51,20 @@ from coordinator.placement.lease_plans import FleetView, LeasePlacer, LeaseReque
 
 
 class LeaseGrant(Struct, frozen=True):
-    """A lease and the version that the task's batch reads.
-
-    Attributes
-    ----------
-    watermarks
-        Where event time stood after that version.
-    """
+    """A lease and the version that the task's batch reads."""
 
     lease: Lease
     base_version: int
+    #: Where event time stood after that version.
     watermarks: Watermarks = Watermarks()
 
 
 class AcceptedCommits(Struct, frozen=True):
-    """The answer to a partition's commits that were accepted.
+    """The answer to a partition's commits that were accepted."""
 
-    Attributes
-    ----------
-    entries
-        The commits that count: those of the caller, or those of another attempt of the same run.
-    next_lease
-        The lease of the next batch, for a task of the same run; None if the task has to ask the coordinator for it.
-    """
-
+    #: The commits that count: those of the caller, or those of another attempt of the same run.
     entries: tuple[CommitEntry, ...]
+    #: The lease of the next batch, for a task of the same run; None if the task has to ask the coordinator for it.
     next_lease: LeaseGrant | None = None
 
 

@@ -47,19 +47,13 @@ class _Note:
 
 @dataclass(slots=True)
 class _Group:
-    """Decisions that are made together, and go out in one append.
-
-    Attributes
-    ----------
-    is_fence
-        Whether it is appended even if it has no records.
-    max_age_s
-        Seconds for which the last look at the log is new enough for answers without records: the least that a caller allows,
-        and at most :data:`RECENT_S`.
-    """
+    """Decisions that are made together, and go out in one append."""
 
     decisions: list[tuple[Decide[Any], asyncio.Future[Any]]] = field(default_factory=list)
+    #: Whether it is appended even if it has no records.
     is_fence: bool = False
+    #: Seconds for which the last look at the log is new enough for answers without records: the least that a caller allows,
+    #: and at most :data:`RECENT_S`.
     max_age_s: float = RECENT_S
 
 
@@ -75,19 +69,6 @@ class LedgerWriter:
     max_age_s
         Once a ledger was not compared with the log for so long, sequence numbers of the log that it takes for free may have been used
         and cleaned away since. The log is asked whether they were, and read again if so.
-
-    Attributes
-    ----------
-    metadata
-        The state's metadata; None if there is no such state.
-    left_over
-        Metadata of a dropped state of this name, whose file is yet to be removed.
-    replaced
-        Set once the state's folder is another one than the ledger is of: the state is to be opened again.
-    barred
-        Runs that worked with a state that was in this one's folder before: their commits are refused.
-    changes
-        A number that grows whenever the ledger may have changed.
     """
 
     def __init__(self, manifest_log: ManifestLog, *, max_age_s: float = 1800.0, clock: Clock | None = None) -> None:
@@ -99,10 +80,14 @@ class LedgerWriter:
         self._current_s = self._compared_s
         #: When the log's last record was last seen to be there.
         self._seen_s = self._compared_s
+        #: Set once the state's folder is another one than the ledger is of: the state is to be opened again.
         self.replaced: StateReplacedError | None = None
+        #: Runs that worked with a state that was in this one's folder before: their commits are refused.
         self.barred: frozenset[str] = frozenset()
         self._ledger: StateLedger | None = None
+        #: The state's metadata; None if there is no such state.
         self.metadata: StateMetadata | None = None
+        #: Metadata of a dropped state of this name, whose file is yet to be removed.
         self.left_over: StateMetadata | None = None
         #: How many states of this name were dropped, by the ledger.
         self._ledger_drops: int | None = None
@@ -114,6 +99,7 @@ class LedgerWriter:
         self._is_crowded = False
         #: Seconds that the last append took.
         self._append_s = 0.0
+        #: A number that grows whenever the ledger may have changed.
         self.changes = 0
         self._draining: asyncio.Task[None] | None = None
         #: Facts that are yet to be written.

@@ -51,17 +51,11 @@ def parts_of(checkpoint: Mapping[str, Any]) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """The files of a log that are needed to load it.
+    """The files of a log that are needed to load it."""
 
-    Attributes
-    ----------
-    seq
-        Sequence number of the second newest checkpoint that can be read with all its parts; 0 if there are not two.
-    parts
-        Parts that checkpoints from there on name; without two checkpoints, all that are there.
-    """
-
+    #: Sequence number of the second newest checkpoint that can be read with all its parts; 0 if there are not two.
     seq: int
+    #: Parts that checkpoints from there on name; without two checkpoints, all that are there.
     parts: Collection[str]
 
 

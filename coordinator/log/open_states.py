@@ -29,15 +29,10 @@ _IN_USE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class RestingState:
-    """A state whose ledger was unloaded, and the part of it that stays in memory.
-
-    Attributes
-    ----------
-    encoded
-        :func:`~coordinator.telemetry.status.query_status` of it with details, as JSON, which takes a fraction of the objects' memory.
-    """
+    """A state whose ledger was unloaded, and the part of it that stays in memory."""
 
     query_id: str
+    #: :func:`~coordinator.telemetry.status.query_status` of it with details, as JSON, which takes a fraction of the objects' memory.
     encoded: bytes
 
     def details(self) -> dict[str, Any]:

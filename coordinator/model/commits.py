@@ -91,15 +91,10 @@ class CommitEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 class PartitionCommit(Struct, frozen=True):
-    """The commits of all stores of a partition by one attempt.
-
-    Attributes
-    ----------
-    is_piggybacked
-        Whether its lease came with the commit before, so that the coordinator was not asked for it.
-    """
+    """The commits of all stores of a partition by one attempt."""
 
     entries: tuple[CommitEntry, ...]
+    #: Whether its lease came with the commit before, so that the coordinator was not asked for it.
     is_piggybacked: bool = False
 
 

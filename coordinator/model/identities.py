@@ -54,36 +54,28 @@ class StateStoreProviderId(Struct, frozen=True):
 
 
 class TaskIdentity(Struct, frozen=True):
-    """The Spark task of a request: query, run, batch, shard and attempt.
-
-    Attributes
-    ----------
-    attempt
-        Spark's id of the task attempt (``TaskContext.taskAttemptId()``): of two attempts of one run the later one has the larger id,
-        also if Spark repeats a stage, which counts ``attemptNumber()`` from 0 again. 0 where there is no Spark task.
-    batch_time_ms, former_time_ms
-        When Spark planned the batch, and the batch before it, as its offset log has them (milliseconds since the epoch): the same
-        for every repetition of a batch, another one in another history of the query. None if that is not known.
-    is_import
-        Whether it makes a state's first version, at any batch number: the query kept its state in other stores
-        until then.
-    is_temporary
-        Whether the query's checkpoint is deleted when it ends, as that of one without a ``checkpointLocation``.
-    is_epoch
-        Whether the batch is an epoch of a continuous query: a repetition of it may have other rows.
-    """
+    """The Spark task of a request: query, run, batch, shard and attempt."""
 
     state_name: str
     query_id: str
     run_id: str
     batch_id: int
     partition_id: int
+    #: Spark's id of the task attempt (``TaskContext.taskAttemptId()``): of two attempts of one run the later one has the larger id,
+    #: also if Spark repeats a stage, which counts ``attemptNumber()`` from 0 again. 0 where there is no Spark task.
     attempt: int
     executor: str
+    #: ``batch_time_ms``, ``former_time_ms``: When Spark planned the batch, and the batch before it, as its offset log has them
+    #: (milliseconds since the epoch): the same for every repetition of a batch, another one in another history of the query.
+    #: None if that is not known.
     batch_time_ms: int | None = None
     former_time_ms: int | None = None
+    #: Whether it makes a state's first version, at any batch number: the query kept its state in other stores
+    #: until then.
     is_import: bool = False
+    #: Whether the query's checkpoint is deleted when it ends, as that of one without a ``checkpointLocation``.
     is_temporary: bool = False
+    #: Whether the batch is an epoch of a continuous query: a repetition of it may have other rows.
     is_epoch: bool = False
 
     @property

@@ -14,26 +14,17 @@ from coordinator.model.schema import StateSchema
 
 
 class LoadPlan(Struct, frozen=True):
-    """The files of one version of a shard: the newest snapshot that can be read, then every later delta in order.
+    """The files of one version of a shard: the newest snapshot that can be read, then every later delta in order."""
 
-    Attributes
-    ----------
-    snapshots
-        Snapshots of the version and before, newest first: if one is damaged, the next is used.
-    deltas
-        Retained commits up to the version, oldest first.
-    oldest_retained
-        Oldest retained version; 0 if the deltas go back to the empty version.
-    schemas
-        Schemas after the first one that the deltas are in, oldest first, each with the epoch from which on commits are in it.
-    origin
-        What the deltas build on, of a shard of a state that was rescaled; None if that is the empty version, or not needed any more.
-    """
-
+    #: Snapshots of the version and before, newest first: if one is damaged, the next is used.
     snapshots: tuple[SnapshotEntry, ...]
+    #: Retained commits up to the version, oldest first.
     deltas: tuple[CommitEntry, ...]
+    #: Oldest retained version; 0 if the deltas go back to the empty version.
     oldest_retained: int
+    #: Schemas after the first one that the deltas are in, oldest first, each with the epoch from which on commits are in it.
     schemas: tuple[tuple[int, StateSchema], ...] = ()
+    #: What the deltas build on, of a shard of a state that was rescaled; None if that is the empty version, or not needed any more.
     origin: Origin | None = None
 
     def parts(self) -> Iterator[LoadPlan]:
@@ -90,54 +81,36 @@ class LoadPlan(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A shard of the previous layout, of which another one is made.
-
-    Attributes
-    ----------
-    shard, num_shards
-        Its number, of how many: all its rows have keys with ``pmod(hash, num_shards) == shard``.
-    attempt_id
-        The attempt that made the version that is taken over; empty for the empty version, and for a shard that was itself made of
-        others.
-    """
+    """A shard of the previous layout, of which another one is made."""
 
     partition_id: int
+    #: ``shard``, ``num_shards``: Its number, of how many: all its rows have keys with ``pmod(hash, num_shards) == shard``.
     shard: int
     num_shards: int
+    #: The attempt that made the version that is taken over; empty for the empty version, and for a shard that was itself made of
+    #: others.
     attempt_id: str
     plan: LoadPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The shards that a shard of a rescaled state is made of.
+    """The shards that a shard of a rescaled state is made of."""
 
-    Attributes
-    ----------
-    version
-        The version that was taken over.
-    shard, num_shards
-        Its number, of how many: its rows are those with ``pmod(hash, num_shards) == shard``.
-    keys
-        Columns that are hashed.
-    """
-
+    #: The version that was taken over.
     version: int
+    #: ``shard``, ``num_shards``: Its number, of how many: its rows are those with ``pmod(hash, num_shards) == shard``.
     shard: int
     num_shards: int
+    #: Columns that are hashed.
     keys: tuple[str, ...]
     parents: tuple[Parent, ...]
 
 
 class LoadPlans(Struct, frozen=True):
-    """The files of one version of some stores of a partition.
+    """The files of one version of some stores of a partition."""
 
-    Attributes
-    ----------
-    attempt_id
-        The attempt that made the version (all stores of a partition commit together); empty for the empty version.
-    """
-
+    #: The attempt that made the version (all stores of a partition commit together); empty for the empty version.
     attempt_id: str
     plans: Mapping[str, LoadPlan]
 
@@ -167,13 +140,8 @@ class LoadPlans(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class InstancePlans:
-    """The answer to a store actor that reports a shard which it is about to open.
+    """The answer to a store actor that reports a shard which it is about to open."""
 
-    Attributes
-    ----------
-    stale
-        The other shards that it should unload.
-    """
-
+    #: The other shards that it should unload.
     stale: tuple[StateStoreProviderId, ...]
     loading: LoadPlans

@@ -47,20 +47,13 @@ class MemoryOptions:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The memory and disk that a store actor takes.
+    """The memory and disk that a store actor takes."""
 
-    Attributes
-    ----------
-    memory_limit
-        Bytes that it may take; None without a limit.
-    resident_bytes
-        Bytes of memory that its process has, without Ray's shared object store.
-    spilled_bytes
-        Bytes of its state that are in files only.
-    """
-
+    #: Bytes that it may take; None without a limit.
     memory_limit: int | None
+    #: Bytes of memory that its process has, without Ray's shared object store.
     resident_bytes: int
+    #: Bytes of its state that are in files only.
     spilled_bytes: int
 
 

@@ -25,36 +25,24 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric.
+    """A metric."""
 
-    Attributes
-    ----------
-    name
-        As the fleet gives it to Ray, which puts ``ray_`` before it.
-    labels
-        Beside :data:`FLEET`, and those of Ray.
-    """
-
+    #: As the fleet gives it to Ray, which puts ``ray_`` before it.
     name: str
     kind: Kind
     meaning: str
+    #: Beside :data:`FLEET`, and those of Ray.
     labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A value of a metric.
-
-    Attributes
-    ----------
-    value
-        Of a counter the sum since the counting process started; of a histogram one observation.
-    labels
-        In the order of the metric's.
-    """
+    """A value of a metric."""
 
     name: str
+    #: Of a counter the sum since the counting process started; of a histogram one observation.
     value: float
+    #: In the order of the metric's.
     labels: tuple[str, ...] = ()
 
 

@@ -53,19 +53,14 @@ def _arrow_field(name: str, kind: str, nullable: bool) -> pa.Field:
 
 
 class Field(Struct, frozen=True, forbid_unknown_fields=True):
-    """A named column with its Arrow type in string form.
-
-    Attributes
-    ----------
-    spark
-        ``type`` and ``metadata`` of Spark's column, as Spark writes them in a schema's JSON, where they are not what
-        :func:`~coordinator.model.type_names.spark_type` makes of `type`: the fields of an interval, the declared type of a char or
-        varchar.
-    """
+    """A named column with its Arrow type in string form."""
 
     name: str
     type: str
     nullable: bool = True
+    #: ``type`` and ``metadata`` of Spark's column, as Spark writes them in a schema's JSON, where they are not what
+    #: :func:`~coordinator.model.type_names.spark_type` makes of `type`: the fields of an interval, the declared type of a char or
+    #: varchar.
     spark: str | None = None
 
     def arrow(self) -> pa.Field:
@@ -78,25 +73,18 @@ class Field(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Accumulator(Struct, frozen=True, omit_defaults=True):
-    """An accumulator: its inputs (columns of the incoming batch) and the state fields that they change.
-
-    Attributes
-    ----------
-    result
-        What is emitted of it, where that is not its state (``operators/aggregate_results.py``).
-    options
-        What else that depends on (JSON values).
-    meaning, cast
-        What it accumulates, and what the query casts that to: how a changed query finds its state
-        (:mod:`coordinator.ledger.compatibility`). Empty for columns of a keyed store.
-    """
+    """An accumulator: its inputs (columns of the incoming batch) and the state fields that they change."""
 
     kind: AccumulatorKind
     inputs: tuple[str, ...]
     state: tuple[Field, ...]
+    #: ``meaning``, ``cast``: What it accumulates, and what the query casts that to: how a changed query finds its state
+    #: (:mod:`coordinator.ledger.compatibility`). Empty for columns of a keyed store.
     meaning: str = always_written("")
     cast: str = always_written("")
+    #: What is emitted of it, where that is not its state (``operators/aggregate_results.py``).
     result: tuple[Field, ...] = ()
+    #: What else that depends on (JSON values).
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __hash__(self) -> int:
@@ -108,38 +96,26 @@ class Accumulator(Struct, frozen=True, omit_defaults=True):
 
 
 class StateSchema(Struct, frozen=True, omit_defaults=True):
-    """Keys, accumulators and the event-time rule of one stateful operator.
+    """Keys, accumulators and the event-time rule of one stateful operator."""
 
-    Attributes
-    ----------
-    keys
-        Grouping columns, flattened to leaves (a window is two timestamps). May be empty: one global group.
-    inputs
-        Columns that reach the shard besides the keys.
-    accumulators
-        In the order of the state columns.
-    expiry_key
-        Key leaf (timestamp) that a group's life ends by: a group is closed, and its rows are late, once
-        ``expiry <= watermark``. None: groups live for ever.
-    delay_ms
-        Watermark delay; None without a watermark.
-    output_mode
-        ``update``, ``append`` or ``complete``.
-    options
-        What else the operator needs to know (JSON values); see the operator's module.
-    shown
-        What a reader is shown of the rows, as JSON (:mod:`store_actors.operators.view_columns`); empty where a state has
-        none. It makes no two schemas differ: a result that is renamed leaves the state as it is.
-    """
-
+    #: Grouping columns, flattened to leaves (a window is two timestamps). May be empty: one global group.
     keys: tuple[Field, ...]
+    #: Columns that reach the shard besides the keys.
     inputs: tuple[Field, ...]
+    #: In the order of the state columns.
     accumulators: tuple[Accumulator, ...]
+    #: Key leaf (timestamp) that a group's life ends by: a group is closed, and its rows are late, once
+    #: ``expiry <= watermark``. None: groups live for ever.
     expiry_key: str | None
+    #: Watermark delay; None without a watermark.
     delay_ms: int | None
+    #: ``update``, ``append`` or ``complete``.
     output_mode: str
     operator: OperatorKind = always_written(OperatorKind.AGGREGATE)
+    #: What else the operator needs to know (JSON values); see the operator's module.
     options: Mapping[str, Any] = always_written({})
+    #: What a reader is shown of the rows, as JSON (:mod:`store_actors.operators.view_columns`); empty where a state has
+    #: none. It makes no two schemas differ: a result that is renamed leaves the state as it is.
     shown: Mapping[str, Any] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:

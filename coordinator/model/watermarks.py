@@ -6,17 +6,11 @@ from msgspec import Struct, structs
 
 
 class Watermarks(Struct, frozen=True):
-    """Watermarks of one operator after a version, in milliseconds since the epoch.
+    """Watermarks of one operator after a version, in milliseconds since the epoch."""
 
-    Attributes
-    ----------
-    input_ms
-        Rows up to it are late in the next batch; state up to it is closed in this one.
-    output_ms
-        Rows that the operator emits later are newer.
-    """
-
+    #: Rows up to it are late in the next batch; state up to it is closed in this one.
     input_ms: int = 0
+    #: Rows that the operator emits later are newer.
     output_ms: int = 0
 
     def reached(self, watermark_ms: int) -> Watermarks:

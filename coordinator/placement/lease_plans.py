@@ -44,19 +44,13 @@ class FleetView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """A task asks for the lease of a shard.
-
-    Attributes
-    ----------
-    asking
-        Store actor of the task's node.
-    present
-        Store actor that has the shard; None if it was never placed.
-    """
+    """A task asks for the lease of a shard."""
 
     state_name: str
     partition_id: int
+    #: Store actor of the task's node.
     asking: ActorLocation
+    #: Store actor that has the shard; None if it was never placed.
     present: ActorLocation | None
 
 
@@ -79,29 +73,19 @@ def stay_else_local(request: LeaseRequest, fleet: FleetView) -> Choice:
 
 @dataclass(slots=True)
 class LeasePlan:
-    """The plan for the leases of one state's shards.
+    """The plan for the leases of one state's shards."""
 
-    Attributes
-    ----------
-    with_lease
-        Store actors that shards go to with their next lease.
-    at_end
-        Those that they go to once the batch at hand has ended: tasks of it were sent to where the shards are.
-    slots
-        Store actors of nodes that have executors, as the driver reported last; none if no driver reported any.
-    policy
-        Of the driver that reported last.
-    standbys
-        How many each shard is to have.
-    is_skewed
-        Whether shards went elsewhere than planned, as after the loss of a store actor.
-    """
-
+    #: Store actors of nodes that have executors, as the driver reported last; none if no driver reported any.
     slots: tuple[ActorSlot, ...] = ()
+    #: Of the driver that reported last.
     policy: PlacementPolicy = POLICIES["balance"]
+    #: How many each shard is to have.
     standbys: int = 0
+    #: Whether shards went elsewhere than planned, as after the loss of a store actor.
     is_skewed: bool = False
+    #: Store actors that shards go to with their next lease.
     with_lease: dict[int, Choice] = field(default_factory=dict)
+    #: Those that they go to once the batch at hand has ended: tasks of it were sent to where the shards are.
     at_end: dict[int, Choice] = field(default_factory=dict)
 
     def end_batch(self) -> None:
@@ -111,15 +95,10 @@ class LeasePlan:
 
 
 class PlannedLeases:
-    """Places the leases of all states by their plans.
-
-    Attributes
-    ----------
-    drained
-        Ray ids of nodes that are to have no shards.
-    """
+    """Places the leases of all states by their plans."""
 
     def __init__(self) -> None:
+        #: Ray ids of nodes that are to have no shards.
         self.drained: set[str] = set()
         self._plans: defaultdict[str, LeasePlan] = defaultdict(LeasePlan)
 
@@ -257,19 +236,14 @@ def live_incarnation(location: ActorLocation, fleet: FleetView) -> ActorLocation
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """A shard that is to go from one live store actor to another.
-
-    Attributes
-    ----------
-    first_partition
-        Partition of the state's shard 0.
-    """
+    """A shard that is to go from one live store actor to another."""
 
     state_name: str
     partition_id: int
     source: ActorLocation
     target: ActorLocation
     reason: str
+    #: Partition of the state's shard 0.
     first_partition: int = 0
 
     @property
@@ -280,23 +254,15 @@ class PlannedMove:
 
 @dataclass(frozen=True, slots=True)
 class PlacementExplanation:
-    """Why a shard is where it is.
+    """Why a shard is where it is."""
 
-    Attributes
-    ----------
-    location
-        Store actor that has it; None if none has.
-    planned
-        Store actor that has it from its next lease on, if that is another one.
-    moves
-        Its newest moves with their reasons, oldest first; they are in the state's log.
-    operations
-        State operations since the coordinator started by where their tasks ran: ``local``, or why not.
-    """
-
+    #: Store actor that has it; None if none has.
     location: ActorLocation | None
+    #: Store actor that has it from its next lease on, if that is another one.
     planned: ActorLocation | None
+    #: Its newest moves with their reasons, oldest first; they are in the state's log.
     moves: tuple[ShardMove, ...]
+    #: State operations since the coordinator started by where their tasks ran: ``local``, or why not.
     operations: Mapping[str, int]
 
 

@@ -25,17 +25,11 @@ from coordinator.model.leases import CopyResult
 
 @dataclass(frozen=True, slots=True)
 class ActorSlot:
-    """A store actor on a node that has executors.
+    """A store actor on a node that has executors."""
 
-    Attributes
-    ----------
-    location
-        The store actor: its name, and its node's Ray id and address.
-    cores
-        Of the executors on the node, or its share of them where the node has several store actors: tasks that Spark runs there at once.
-    """
-
+    #: The store actor: its name, and its node's Ray id and address.
     location: ActorLocation
+    #: Of the executors on the node, or its share of them where the node has several store actors: tasks that Spark runs there at once.
     cores: int
 
 
@@ -46,45 +40,30 @@ def slot_order(slot: ActorSlot) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """The shards of a state, and where they can be.
-
-    Attributes
-    ----------
-    query_id
-        Its query, by Spark's id. All operators of a query have it in common.
-    num_shards
-        Its shards are numbered from 0.
-    slots
-        Live store actors on nodes that have executors, without drained nodes, in :func:`slot_order`. Where no driver has reported
-        executors since the coordinator started: all live store actors, with one core each.
-    current
-        Store actor of each shard that a live one has.
-    drained
-        Ray ids of the nodes that are to have no shards.
-    """
+    """The shards of a state, and where they can be."""
 
     state_name: str
+    #: Its query, by Spark's id. All operators of a query have it in common.
     query_id: str
+    #: Its shards are numbered from 0.
     num_shards: int
+    #: Live store actors on nodes that have executors, without drained nodes, in :func:`slot_order`. Where no driver has reported
+    #: executors since the coordinator started: all live store actors, with one core each.
     slots: tuple[ActorSlot, ...]
+    #: Store actor of each shard that a live one has.
     current: Mapping[int, ActorLocation]
+    #: Ray ids of the nodes that are to have no shards.
     drained: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A store actor for a shard.
-
-    Attributes
-    ----------
-    reason
-        Why it is this one, in words. The state's log and ``fleet.explain_placement`` have it.
-    copy_result
-        What the store actor copied of the shard beforehand; None if it loads the shard from its files. Not for policies to set.
-    """
+    """A store actor for a shard."""
 
     location: ActorLocation
+    #: Why it is this one, in words. The state's log and ``fleet.explain_placement`` have it.
     reason: str = ""
+    #: What the store actor copied of the shard beforehand; None if it loads the shard from its files. Not for policies to set.
     copy_result: CopyResult | None = None
 
 

@@ -113,17 +113,12 @@ def random_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The clock, ids and threads of a process; by default the machine's own.
-
-    Attributes
-    ----------
-    hash_seed
-        Seed of the hashes of keys, so that a producer of keys cannot choose many keys with the same hash. No stored data depends on it.
-    """
+    """The clock, ids and threads of a process; by default the machine's own."""
 
     clock: Clock = field(default_factory=MachineClock)
     new_id: Callable[[], str] = random_id
     threads: Threads = field(default_factory=MachineThreads)
+    #: Seed of the hashes of keys, so that a producer of keys cannot choose many keys with the same hash. No stored data depends on it.
     hash_seed: int = field(default_factory=partial(secrets.randbits, 128), repr=False)
 
 

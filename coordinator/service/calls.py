@@ -26,14 +26,9 @@ NAMESPACE = "statefleet"
 
 
 class Actors(Protocol):
-    """The fleet's actors on a Ray cluster, as a process of it sees them.
+    """The fleet's actors on a Ray cluster, as a process of it sees them."""
 
-    Attributes
-    ----------
-    hung_after_s
-        Seconds without an answer to a ping after which an actor that has a call to answer counts as hung.
-    """
-
+    #: Seconds without an answer to a ping after which an actor that has a call to answer counts as hung.
     hung_after_s: float
 
     def find(self, name: str) -> Any | None:

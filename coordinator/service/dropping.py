@@ -29,20 +29,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DroppedState:
-    """The versions and files of a state that were dropped, or would be.
-
-    Attributes
-    ----------
-    files, file_bytes
-        Number of files in its folder without those of its log, and their bytes.
-    others
-        Names of the other states of its query, which stay.
-    """
+    """The versions and files of a state that were dropped, or would be."""
 
     state_name: str
     versions: int
+    #: ``files``, ``file_bytes``: Number of files in its folder without those of its log, and their bytes.
     files: int
     file_bytes: int
+    #: Names of the other states of its query, which stay.
     others: tuple[str, ...]
 
 

@@ -30,17 +30,11 @@ _NODE_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The places of a state's shards in the next batch.
+    """The places of a state's shards in the next batch."""
 
-    Attributes
-    ----------
-    holders
-        Store actor of each shard at its next lease; None for one that goes to the node that asks for it.
-    moves
-        Moves to carry out while batches go on, so that shards are where the policy wants them.
-    """
-
+    #: Store actor of each shard at its next lease; None for one that goes to the node that asks for it.
     holders: tuple[ActorLocation | None, ...]
+    #: Moves to carry out while batches go on, so that shards are where the policy wants them.
     moves: tuple[PlannedMove, ...]
 
 

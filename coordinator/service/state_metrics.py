@@ -44,18 +44,13 @@ _NOT_TRACED = 64
 
 @dataclass(slots=True)
 class _State:
-    """The records of one state.
-
-    Attributes
-    ----------
-    stats
-        Sums over its shards, with the stamp of the state that they are of; None until they were asked for.
-    refused, trouble, lost_executors
-        Refusals, trouble with the object store and the number of lost executors when its last batch ended.
-    """
+    """The records of one state."""
 
     record: StateRecord = field(default_factory=StateRecord)
+    #: Sums over its shards, with the stamp of the state that they are of; None until they were asked for.
     stats: tuple[str, StateStats] | None = None
+    #: ``refused``, ``trouble``, ``lost_executors``: Refusals, trouble with the object store and the number of lost executors
+    #: when its last batch ended.
     refused: Counter[str] = field(default_factory=Counter)
     trouble: Counter[str] = field(default_factory=Counter)
     lost_executors: int = 0

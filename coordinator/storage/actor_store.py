@@ -24,21 +24,14 @@ _ANY_OBJECT = "_probe/accepted"
 
 @dataclass(slots=True)
 class StorageStats:
-    """Requests of one process since it started.
+    """Requests of one process since it started."""
 
-    Attributes
-    ----------
-    requests, seconds
-        Number and total duration of requests by operation. Durations include the store's repetitions.
-    errors
-        Number of requests that failed, after all repetitions, by operation and error.
-    retries
-        Number of repeated conditional puts. Requests that obstore repeats are not counted.
-    """
-
+    #: ``requests``, ``seconds``: Number and total duration of requests by operation. Durations include the store's repetitions.
     requests: Counter[str] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    #: Number of requests that failed, after all repetitions, by operation and error.
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Number of repeated conditional puts. Requests that obstore repeats are not counted.
     retries: int = 0
     read_bytes: int = 0
     written_bytes: int = 0

@@ -159,18 +159,12 @@ def _remove_all(store: ObjectStore, folder: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The coordinator's reply in a proof that it and a store actor see the same storage.
+    """The coordinator's reply in a proof that it and a store actor see the same storage."""
 
-    Attributes
-    ----------
-    received
-        Content of the store actor's object; None if the coordinator sees no such object.
-    process
-        Where the coordinator runs, for messages.
-    """
-
+    #: Content of the store actor's object; None if the coordinator sees no such object.
     received: str | None
     answer: str
+    #: Where the coordinator runs, for messages.
     process: str
 
 

@@ -17,18 +17,12 @@ MAX_SHARDS = 256
 
 
 class TracedShard(NamedTuple):
-    """A shard of a batch that has ended.
-
-    Attributes
-    ----------
-    actor
-        Name of its store actor.
-    commits
-        One a store.
-    """
+    """A shard of a batch that has ended."""
 
     shard: int
+    #: Name of its store actor.
     actor: str
+    #: One a store.
     commits: Sequence[CommitEntry]
     time: PartitionTime
 
@@ -45,20 +39,14 @@ class TracedShard(NamedTuple):
 
 
 class TracedBatch(NamedTuple):
-    """A batch of a state that has ended.
-
-    Attributes
-    ----------
-    planned_ms
-        When Spark planned it, in milliseconds since the epoch; None where that may have been in an earlier run.
-    shards
-        At least one.
-    """
+    """A batch of a state that has ended."""
 
     state: str
     query_id: str
+    #: When Spark planned it, in milliseconds since the epoch; None where that may have been in an earlier run.
     planned_ms: int | None
     ended_ms: int
+    #: At least one.
     shards: Sequence[TracedShard]
 
 

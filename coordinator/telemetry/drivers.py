@@ -15,22 +15,15 @@ _LOSSES = 100
 
 @dataclass(frozen=True, slots=True)
 class ExecutorState:
-    """An executor of Spark's, as its driver knows it.
-
-    Attributes
-    ----------
-    host
-        Address of its node.
-    lost_at_ms
-        When Spark gave it up, by the driver's clock; None while it lives.
-    is_expected
-        Whether it was ended on purpose.
-    """
+    """An executor of Spark's, as its driver knows it."""
 
     executor_id: str
+    #: Address of its node.
     host: str
+    #: When Spark gave it up, by the driver's clock; None while it lives.
     lost_at_ms: int | None = None
     reason: str = ""
+    #: Whether it was ended on purpose.
     is_expected: bool = False
 
     def loss_text(self) -> str:
@@ -40,52 +33,36 @@ class ExecutorState:
 
 @dataclass(frozen=True, slots=True)
 class LongBatch:
-    """A batch that has been running for some seconds.
-
-    Attributes
-    ----------
-    running_ms
-        Since Spark planned it, by the driver's clock.
-    waits_for
-        What Spark does at present, as far as the driver knows.
-    """
+    """A batch that has been running for some seconds."""
 
     run_id: str
     batch_id: int
+    #: Since Spark planned it, by the driver's clock.
     running_ms: int
+    #: What Spark does at present, as far as the driver knows.
     waits_for: str
 
 
 @dataclass(frozen=True, slots=True)
 class DriverReport:
-    """A driver's executors, those that were lost lately included, its runs, and the batches of these that take long.
-
-    Attributes
-    ----------
-    behind
-        By run, how many records Kafka has for the partition of which most were not read, by Spark's newest progress.
-    """
+    """A driver's executors, those that were lost lately included, its runs, and the batches of these that take long."""
 
     application: str
     executors: tuple[ExecutorState, ...] = ()
     run_ids: tuple[str, ...] = ()
     batches: tuple[LongBatch, ...] = ()
+    #: By run, how many records Kafka has for the partition of which most were not read, by Spark's newest progress.
     behind: tuple[tuple[str, int], ...] = ()
 
 
 class Drivers:
-    """The drivers of a fleet.
-
-    Attributes
-    ----------
-    lost
-        Number of executors that were lost since the coordinator started.
-    """
+    """The drivers of a fleet."""
 
     def __init__(self) -> None:
         self._reports: dict[str, tuple[DriverReport, float]] = {}
         #: Number of each loss, application, and executor.
         self._losses: list[tuple[int, str, ExecutorState]] = []
+        #: Number of executors that were lost since the coordinator started.
         self.lost = 0
 
     def take(self, report: DriverReport, now_s: float) -> Sequence[ExecutorState]:

@@ -36,18 +36,12 @@ _SHARDS_NAMED = 8
 
 @dataclass(slots=True)
 class PartitionTime:
-    """Moments of one partition's task, in milliseconds since the epoch.
+    """Moments of one partition's task, in milliseconds since the epoch."""
 
-    Attributes
-    ----------
-    asked_ms, leased_ms
-        When it asked for a lease, and had it; None where the lease came with the commit before.
-    counted_ms
-        When its commit was in the log; None until then.
-    """
-
+    #: ``asked_ms``, ``leased_ms``: When it asked for a lease, and had it; None where the lease came with the commit before.
     asked_ms: int | None = None
     leased_ms: int | None = None
+    #: When its commit was in the log; None until then.
     counted_ms: int | None = None
 
 
@@ -109,32 +103,21 @@ def _between(begin_ms: int | None, end_ms: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class EndedBatch:
-    """A batch, after its sink.
+    """A batch, after its sink."""
 
-    Attributes
-    ----------
-    took_ms
-        From Spark's plan to the end.
-    last
-        The commit that came last: the batch waited for it.
-    """
-
+    #: From Spark's plan to the end.
     took_ms: int
     phases: tuple[int | None, ...]
     rows_in: int
+    #: The commit that came last: the batch waited for it.
     last: CommitEntry
 
 
 @dataclass(frozen=True, slots=True)
 class SlowBatch:
-    """A batch that took much longer than usual.
+    """A batch that took much longer than usual."""
 
-    Attributes
-    ----------
-    number
-        Number of the batch among the slow ones of the state since the coordinator started, from 1.
-    """
-
+    #: Number of the batch among the slow ones of the state since the coordinator started, from 1.
     number: int
     at_ms: int
     batch_id: int
@@ -145,41 +128,29 @@ class SlowBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """The events in the time in which a batch was made.
+    """The events in the time in which a batch was made."""
 
-    Attributes
-    ----------
-    shard, host
-        The shard that committed last, by its number, and where it is.
-    move
-        How it came to that store actor, if it did with this batch; `was_lost` if the store actor that had it was lost.
-    refusals
-        How many leases and commits were refused meanwhile, by error.
-    storage
-        How many of the coordinator's own requests to the object store failed meanwhile, by error, and were ``repeated``.
-    """
-
+    #: ``shard``, ``host``: The shard that committed last, by its number, and where it is.
     shard: int
     host: str | None = None
+    #: How it came to that store actor, if it did with this batch; `was_lost` if the store actor that had it was lost.
     move: ShardMove | None = None
     was_lost: bool = False
     memory: MemoryUse | None = None
+    #: How many leases and commits were refused meanwhile, by error.
     refusals: Mapping[str, int] = field(default_factory=dict)
+    #: How many of the coordinator's own requests to the object store failed meanwhile, by error, and were ``repeated``.
     storage: Mapping[str, int] = field(default_factory=dict)
     lost_executors: Sequence[ExecutorState] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunningBatch:
-    """A batch that has been running for some seconds.
-
-    Attributes
-    ----------
-    running_ms, median_ms
-        How long it has been running, and how long batches usually take; None while too few are known.
-    """
+    """A batch that has been running for some seconds."""
 
     batch_id: int
+    #: ``running_ms``, ``median_ms``: How long it has been running, and how long batches usually take; None while too few are
+    #: known.
     running_ms: int
     median_ms: int | None
     is_overdue: bool

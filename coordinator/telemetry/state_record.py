@@ -22,18 +22,12 @@ _NO_TIME = PartitionTime()
 
 @dataclass(slots=True)
 class BatchRecord:
-    """Moments of a batch, and what is known of it until it ends.
-
-    Attributes
-    ----------
-    ended_ms
-        When the driver was told that all shards have committed, after the sink; None until then.
-    last
-        The commit that was accepted last; None before the first one and after the batch has ended.
-    """
+    """Moments of a batch, and what is known of it until it ends."""
 
     partitions: defaultdict[int, PartitionTime] = field(default_factory=lambda: defaultdict(PartitionTime))
+    #: When the driver was told that all shards have committed, after the sink; None until then.
     ended_ms: int | None = None
+    #: The commit that was accepted last; None before the first one and after the batch has ended.
     last: CommitEntry | None = None
     rows_in: int = 0
 
@@ -59,14 +53,9 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A commit or a lease that was refused.
+    """A commit or a lease that was refused."""
 
-    Attributes
-    ----------
-    number
-        Number of the refusal among all of the state, from 1.
-    """
-
+    #: Number of the refusal among all of the state, from 1.
     number: int
     at_ms: int
     partition_id: int
@@ -76,24 +65,17 @@ class Refusal:
 
 @dataclass(slots=True)
 class StateRecord:
-    """The coordinator's record of one state since it started.
+    """The coordinator's record of one state since it started."""
 
-    Attributes
-    ----------
-    changes
-        A number that is another one once something was added.
-    counts
-        By the name of the metric, for those that have no label but the state.
-    refusals, slow_batches
-        The newest ones, oldest first.
-    """
-
+    #: A number that is another one once something was added.
     changes: int = 0
+    #: By the name of the metric, for those that have no label but the state.
     counts: Counter[str] = field(default_factory=Counter)
     phase_ms: Counter[str] = field(default_factory=Counter)
     moves: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     recent: deque[EndedBatch] = field(default_factory=lambda: deque(maxlen=RECENT))
+    #: ``refusals``, ``slow_batches``: The newest ones, oldest first.
     refusals: deque[Refusal] = field(default_factory=lambda: deque(maxlen=_REFUSALS))
     slow_batches: deque[SlowBatch] = field(default_factory=lambda: deque(maxlen=_SLOW))
     _batches: dict[int, BatchRecord] = field(default_factory=dict)

@@ -73,26 +73,18 @@ class TaskLocality:
 
 @dataclass(frozen=True, slots=True)
 class ShardStats:
-    """A shard, as the ledger has it.
-
-    Attributes
-    ----------
-    rows, bytes
-        Of that version, all stores together.
-    entry
-        Newest commit of the default store; None without any.
-    lease
-        None if the shard was never leased.
-    operations
-        State operations since the coordinator started, by where their tasks ran.
-    """
+    """A shard, as the ledger has it."""
 
     partition_id: int
     version: int
+    #: ``rows``, ``bytes``: Of that version, all stores together.
     rows: int
     bytes: int
+    #: Newest commit of the default store; None without any.
     entry: CommitEntry | None
+    #: None if the shard was never leased.
     lease: Assignment | None
+    #: State operations since the coordinator started, by where their tasks ran.
     operations: Mapping[str, int]
 
     @classmethod

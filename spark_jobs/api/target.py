@@ -21,18 +21,12 @@ _MAX_SHARDS = 1 << 15
 
 @dataclass(frozen=True)
 class Target:
-    """The name and the options of a state, and the function that gives it to an operator.
-
-    Attributes
-    ----------
-    output_mode
-        None for the operator's default.
-    shards
-        None if the fleet chooses.
-    """
+    """The name and the options of a state, and the function that gives it to an operator."""
 
     name: str
+    #: None for the operator's default.
     output_mode: str | None
+    #: None if the fleet chooses.
     shards: int | None
     run_plan: Callable[[str, OperatorPlan, QueryModes], DataFrame] = field(compare=False, repr=False)
 

@@ -35,18 +35,13 @@ _PRODUCER = "urn:statefleet"
 
 @dataclass(slots=True)
 class _Run:
-    """A run of a query, by Spark's ids.
-
-    Attributes
-    ----------
-    states
-        By fleet and name, the newest version that Spark has finished; 0 before the first one. Empty for a query without our states.
-    """
+    """A run of a query, by Spark's ids."""
 
     run_id: str
     query_id: str
     name: str | None
     kafka: Sequence[Mapping[str, str | None]] = ()
+    #: By fleet and name, the newest version that Spark has finished; 0 before the first one. Empty for a query without our states.
     states: dict[tuple[str, str], int] = field(default_factory=dict)
     inputs: Sequence[DatasetName] = ()
     outputs: Sequence[DatasetName] = ()

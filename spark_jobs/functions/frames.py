@@ -29,16 +29,11 @@ PandasFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState],
 
 @dataclass(frozen=True)
 class PandasForm:
-    """Rows as pandas DataFrames.
-
-    Attributes
-    ----------
-    timezone, safe, by_name, max_rows
-        Settings of Spark's session: its time zone, whether conversions to Arrow are checked, whether columns of results are found
-        by name, and the largest number of rows in one DataFrame.
-    """
+    """Rows as pandas DataFrames."""
 
     output: T.StructType
+    #: ``timezone``, ``safe``, ``by_name``, ``max_rows``: Settings of Spark's session: its time zone, whether conversions to
+    #: Arrow are checked, whether columns of results are found by name, and the largest number of rows in one DataFrame.
     timezone: str
     safe: bool
     by_name: bool

@@ -33,19 +33,14 @@ _TIMEOUTS = (GroupStateTimeout.NoTimeout, GroupStateTimeout.ProcessingTimeTimeou
 
 @dataclass(frozen=True)
 class GroupFunction:
-    """A user's function with its types, as given to ``applyIn...WithState``.
-
-    Attributes
-    ----------
-    arrow
-        Whether it is called for many keys at once.
-    """
+    """A user's function with its types, as given to ``applyIn...WithState``."""
 
     function: Callable[..., Any]
     output: T.StructType | str
     state: T.StructType | str
     output_mode: str
     timeout_conf: str
+    #: Whether it is called for many keys at once.
     arrow: bool
 
 

@@ -27,22 +27,16 @@ from spark_jobs.worker.exchange import HASH_COLUMN
 
 @dataclass(frozen=True)
 class GroupedInput:
-    """The input of an operator whose state is the user's.
+    """The input of an operator whose state is the user's."""
 
-    Attributes
-    ----------
-    frame
-        Rows with key leaves, payload and hash.
-    delay_ms
-        Watermark delay; None without a watermark.
-    """
-
+    #: Rows with key leaves, payload and hash.
     frame: DataFrame
     keys: tuple[Field, ...]
     inputs: tuple[Field, ...]
     view: GroupView
     key_type: T.StructType
     row_type: T.StructType
+    #: Watermark delay; None without a watermark.
     delay_ms: int | None
     grouping: tuple[Key, ...]
 

@@ -31,20 +31,13 @@ TIMEOUT = Field("timeout_us", "int64")
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Rows grouped by key.
+    """Rows grouped by key."""
 
-    Attributes
-    ----------
-    keys
-        Key columns, a row for each key.
-    rows
-        All columns; rows of a key are adjacent, in the order of their arrival.
-    offsets
-        Rows from ``offsets[i]`` to ``offsets[i + 1]`` belong to key `i`.
-    """
-
+    #: Key columns, a row for each key.
     keys: pa.Table
+    #: All columns; rows of a key are adjacent, in the order of their arrival.
     rows: pa.Table
+    #: Rows from ``offsets[i]`` to ``offsets[i + 1]`` belong to key `i`.
     offsets: Numbers
 
     @classmethod

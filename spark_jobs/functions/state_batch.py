@@ -34,15 +34,10 @@ FURTHEST_MS: int = np.iinfo(np.int64).max // 1000
 
 @dataclass(frozen=True, slots=True)
 class BatchClock:
-    """The times of a call of a function, and its reason.
-
-    Attributes
-    ----------
-    watermark_ms
-        The watermark; None without one.
-    """
+    """The times of a call of a function, and its reason."""
 
     timeout_conf: str
+    #: The watermark; None without one.
     watermark_ms: int | None
     processing_time_ms: int
     has_timed_out: bool

@@ -23,18 +23,12 @@ EVENT_TIME_FIELD = Field("event_us", "int64")
 
 @dataclass(frozen=True, slots=True)
 class UserBatch:
-    """A batch of one partition, as a user's program gets it.
+    """A batch of one partition, as a user's program gets it."""
 
-    Attributes
-    ----------
-    rows
-        In ``StateSchema.raw_schema()``, without those that are late.
-    time_ms
-        When Spark planned the batch, in milliseconds since the epoch.
-    """
-
+    #: In ``StateSchema.raw_schema()``, without those that are late.
     rows: pa.Table
     times: EventTimes
+    #: When Spark planned the batch, in milliseconds since the epoch.
     time_ms: int
     base_version: int
     shard: int
@@ -62,18 +56,12 @@ class UserProgram(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class UserTask:
-    """A user's program, with what its tasks need.
-
-    Attributes
-    ----------
-    drops_late_rows
-        Whether rows that are late by :data:`EVENT_TIME_FIELD` are left out.
-    due_per_ms
-        Units of the first store's due column in a millisecond, if its rows fall due by processing time.
-    """
+    """A user's program, with what its tasks need."""
 
     program: UserProgram
+    #: Whether rows that are late by :data:`EVENT_TIME_FIELD` are left out.
     drops_late_rows: bool
+    #: Units of the first store's due column in a millisecond, if its rows fall due by processing time.
     due_per_ms: int | None
     schema: StateSchema
     metadata: StateMetadata

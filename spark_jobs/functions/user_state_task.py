@@ -109,17 +109,11 @@ def _times(grant: LeaseGrant, header: BatchHeader) -> EventTimes:
 
 @dataclass(frozen=True)
 class GroupView:
-    """Keys and rows as the function sees them.
+    """Keys and rows as the function sees them."""
 
-    Attributes
-    ----------
-    keys
-        Name of each grouping column, and how it is made of the state's leaves.
-    rows
-        Name of each column of the DataFrame, and of the column that reaches the shard.
-    """
-
+    #: Name of each grouping column, and how it is made of the state's leaves.
     keys: tuple[tuple[str, KeyTree], ...]
+    #: Name of each column of the DataFrame, and of the column that reaches the shard.
     rows: tuple[tuple[str, str], ...]
 
     @property

@@ -32,19 +32,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Watched:
-    """A store actor that is pinged.
-
-    Attributes
-    ----------
-    waited_s
-        How long that has been waited for.
-    has_answered
-        Whether it has answered since it was started: one that is starting answers no ping, and does not hang.
-    """
+    """A store actor that is pinged."""
 
     handle: Any
     ping: Any = None
+    #: How long that has been waited for.
     waited_s: float = 0.0
+    #: Whether it has answered since it was started: one that is starting answers no ping, and does not hang.
     has_answered: bool = False
 
     def is_hung(self, actors: Actors, passed_s: float) -> bool:

@@ -77,20 +77,14 @@ class WatchedFleet(NamedTuple):
 
 @dataclass(slots=True)
 class _Drain:
-    """A node that Ray is going to end.
-
-    Attributes
-    ----------
-    empty_s
-        Since when the node is known to have no shards.
-    is_refused
-        Whether the move of its shards was refused, as no other node can take them.
-    """
+    """A node that Ray is going to end."""
 
     node: RayNode
     begun_s: dict[PlannedMove, float] = field(default_factory=dict)
+    #: Since when the node is known to have no shards.
     empty_s: float | None = None
     is_logged: bool = False
+    #: Whether the move of its shards was refused, as no other node can take them.
     is_refused: bool = False
     ended: set[str] = field(default_factory=set)
 

@@ -22,20 +22,14 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A living node.
-
-    Attributes
-    ----------
-    total, available
-        Its resources, and those that are free.
-    draining_until_ms
-        When Ray or the cloud will end it (Unix time; 0: any time); None if it is not going to end.
-    """
+    """A living node."""
 
     node_id: str
     address: str
+    #: ``total``, ``available``: Its resources, and those that are free.
     total: Mapping[str, float]
     available: Mapping[str, float]
+    #: When Ray or the cloud will end it (Unix time; 0: any time); None if it is not going to end.
     draining_until_ms: int | None
 
     def has_room(self, needed: Mapping[str, float]) -> bool:
@@ -50,19 +44,13 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True)
 class RestartingExecutor:
-    """The Ray actor of a Spark executor that Ray is restarting.
-
-    Attributes
-    ----------
-    namespace
-        The namespace of its application: executors of several applications have the same names.
-    node_id
-        The node that it last ran on.
-    """
+    """The Ray actor of a Spark executor that Ray is restarting."""
 
     actor_id: str
     name: str
+    #: The namespace of its application: executors of several applications have the same names.
     namespace: str
+    #: The node that it last ran on.
     node_id: str
     restarts: int
 

@@ -28,16 +28,11 @@ _VALUES_COLUMN = "__values"
 
 @dataclass(frozen=True)
 class Function:
-    """An aggregate function of Spark: its names, and the accumulators of a use.
-
-    Attributes
-    ----------
-    result
-        Computes the result from the function and the columns that its parts emit. None: Spark's own final expression does.
-    """
+    """An aggregate function of Spark: its names, and the accumulators of a use."""
 
     names: tuple[str, ...]
     parts: Callable[[Use], tuple[Part, ...]]
+    #: Computes the result from the function and the columns that its parts emit. None: Spark's own final expression does.
     result: Callable[[AggregateFunction, Sequence[Column]], Column] | None = None
 
 

@@ -42,23 +42,16 @@ class _Aggregate:
 
 @dataclass(frozen=True)
 class AggregatePlan:
-    """An aggregation as the fleet runs it.
+    """An aggregation as the fleet runs it."""
 
-    Attributes
-    ----------
-    inputs
-        The only input: key leaves and inputs, named as in `schema`, and the hash of the keys.
-    keys
-        The keys of the groups, a session last.
-    refused
-        If it has the query's output mode, the modes that it does not support, and why; None if it has a mode of its own.
-    """
-
+    #: The only input: key leaves and inputs, named as in `schema`, and the hash of the keys.
     inputs: tuple[DataFrame]
     schema: StateSchema
     appends: bool
     analysed: Plan
+    #: If it has the query's output mode, the modes that it does not support, and why; None if it has a mode of its own.
     refused: Mapping[str, str] | None
+    #: The keys of the groups, a session last.
     keys: tuple[Key, ...]
     _aggregates: tuple[_Aggregate, ...]
     _outputs: tuple[Expression, ...]
@@ -209,19 +202,13 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
 
 @dataclass(frozen=True)
 class _Grouping:
-    """The grouping of an aggregation.
-
-    Attributes
-    ----------
-    keys
-        Keys of the exchange and the state: all but a session.
-    delay_ms
-        The delay of the watermark; None if there is none.
-    """
+    """The grouping of an aggregation."""
 
     expressions: tuple[Expression, ...]
+    #: Keys of the exchange and the state: all but a session.
     keys: tuple[Key, ...]
     session: Session | None
+    #: The delay of the watermark; None if there is none.
     delay_ms: int | None
 
     @classmethod

@@ -34,18 +34,12 @@ from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, AsOf
 
 @dataclass(frozen=True)
 class JoinedSide:
-    """A side of a join as columns of its rows.
-
-    Attributes
-    ----------
-    keys
-        Expressions that are equal to those of the other side.
-    leaves, columns
-        The leaves of the keys, and the other columns of a row by their names in the schema.
-    """
+    """A side of a join as columns of its rows."""
 
     attributes: tuple[Expression, ...]
+    #: Expressions that are equal to those of the other side.
     keys: tuple[Expression, ...]
+    #: ``leaves``, ``columns``: The leaves of the keys, and the other columns of a row by their names in the schema.
     leaves: tuple[tuple[Field, Column], ...]
     columns: Mapping[str, Column]
 
@@ -56,23 +50,17 @@ class JoinPlan:
 
     As it is, it is an as-of join. Spark has none of streams, and moves no filter through one: without some right rows, others
     would be the newest.
-
-    Attributes
-    ----------
-    columns
-        The join's own columns: Spark's attribute, and the column computed from the rows that shards emit.
-    later
-        Parts of the condition that Spark evaluates on the emitted rows.
-    sides
-        Each side, for an import of its rows from another source.
     """
 
     inputs: tuple[DataFrame, ...]
     schema: StateSchema
     emitted: T.StructType
+    #: The join's own columns: Spark's attribute, and the column computed from the rows that shards emit.
     columns: tuple[tuple[Expression, Column], ...]
     outputs: tuple[Expression, ...]
+    #: Parts of the condition that Spark evaluates on the emitted rows.
     later: tuple[Expression, ...]
+    #: Each side, for an import of its rows from another source.
     sides: tuple[JoinedSide, JoinedSide]
     late_columns: Mapping[str, Sequence[str]]
     appends: bool = True

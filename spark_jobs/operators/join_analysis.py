@@ -37,19 +37,13 @@ _PROBES = (10**12, 2 * 10**12)
 
 @dataclass(frozen=True)
 class JoinNode:
-    """A join as Spark runs it.
+    """A join as Spark runs it."""
 
-    Attributes
-    ----------
-    analysed
-        The plan as Spark analysed it, whose output is the query's.
-    sides
-        Both sides' plans, with the filters that Spark pushes to them or infers.
-    """
-
+    #: The plan as Spark analysed it, whose output is the query's.
     analysed: Plan
     join: Plan
     outputs: tuple[Expression, ...]
+    #: Both sides' plans, with the filters that Spark pushes to them or infers.
     sides: tuple[Plan, Plan]
     keys: tuple[list[Expression], list[Expression]]
     rest: Expression | None

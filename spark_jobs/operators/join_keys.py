@@ -24,29 +24,19 @@ from store_actors.operators.expressions import PairCondition
 
 @dataclass(frozen=True)
 class JoinKeys:
-    """The keys of a join. Pairs are (left, right).
+    """The keys of a join. Pairs are (left, right)."""
 
-    Attributes
-    ----------
-    leaves
-        The leaves of the keys, named alike on both sides.
-    columns
-        The leaves computed from each side's columns.
-    trees
-        For each key, how it is restored from the leaves.
-    of_side
-        For each side, the keys from which one of its columns can be restored.
-    null_safe
-        Leaves whose nulls are equal: those inside a struct, as Spark compares structs.
-    expiry
-        Leaf that is event time, or the end of a window of it, on either side, as for Spark; None if there is none.
-    """
-
+    #: The leaves of the keys, named alike on both sides.
     leaves: tuple[Field, ...]
+    #: The leaves computed from each side's columns.
     columns: tuple[tuple[Column, ...], tuple[Column, ...]]
+    #: For each key, how it is restored from the leaves.
     trees: tuple[KeyTree, ...]
+    #: For each side, the keys from which one of its columns can be restored.
     of_side: tuple[tuple[Key, ...], tuple[Key, ...]]
+    #: Leaves whose nulls are equal: those inside a struct, as Spark compares structs.
     null_safe: tuple[str, ...]
+    #: Leaf that is event time, or the end of a window of it, on either side, as for Spark; None if there is none.
     expiry: str | None
 
     def without_structs(self) -> JoinKeys:
@@ -149,23 +139,15 @@ def join_keys(left: list[Expression], right: list[Expression]) -> JoinKeys:
 
 @dataclass
 class JoinCondition:
-    """The rest of a join's condition. Pairs are (left, right).
+    """The rest of a join's condition. Pairs are (left, right)."""
 
-    Attributes
-    ----------
-    pre
-        Conjuncts of a single side, which Spark evaluates on that side's rows.
-    tree
-        The condition that the fleet evaluates on pairs (:mod:`store_actors.operators.expressions`).
-    computed
-        Fields and columns that the tree reads and that Spark computes for it.
-    later
-        Conjuncts that only Spark can evaluate: a filter of an inner join's results.
-    """
-
+    #: Conjuncts of a single side, which Spark evaluates on that side's rows.
     pre: tuple[list[Expression], list[Expression]] = field(default_factory=lambda: ([], []))
+    #: The condition that the fleet evaluates on pairs (:mod:`store_actors.operators.expressions`).
     tree: Node | None = None
+    #: Fields and columns that the tree reads and that Spark computes for it.
     computed: tuple[list[tuple[Field, Column]], list[tuple[Field, Column]]] = field(default_factory=lambda: ([], []))
+    #: Conjuncts that only Spark can evaluate: a filter of an inner join's results.
     later: list[Expression] = field(default_factory=list)
 
 

@@ -31,14 +31,9 @@ class CountMinTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Registers:
-    """The registers by which ``approx_count_distinct`` counts, and the estimate that Spark computes from them.
+    """The registers by which ``approx_count_distinct`` counts, and the estimate that Spark computes from them."""
 
-    Attributes
-    ----------
-    slots
-        Number of 64-bit slots, each of ten registers.
-    """
-
+    #: Number of 64-bit slots, each of ten registers.
     slots: int
     _helper: Any
 

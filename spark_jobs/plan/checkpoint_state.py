@@ -44,25 +44,18 @@ class StoreSchema:
 
 @dataclass(frozen=True)
 class SparkStore:
-    """A state store of a checkpoint at a version.
+    """A state store of a checkpoint at a version."""
 
-    Attributes
-    ----------
-    folder
-        The folder with the state of all operators.
-    conf
-        Spark's settings that the files were written with.
-    snapshots
-        For each partition the id in the names of its newest files; none in checkpoints of format 1, as Spark 3.5 writes them.
-    """
-
+    #: The folder with the state of all operators.
     folder: str
     operator: int
     name: str
     version: int
     partitions: int
+    #: Spark's settings that the files were written with.
     conf: Mapping[str, str]
     schema: StoreSchema
+    #: For each partition the id in the names of its newest files; none in checkpoints of format 1, as Spark 3.5 writes them.
     snapshots: Sequence[str] = ()
 
 

@@ -25,54 +25,39 @@ ALLOWS_MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """An operator of the fleet as others see it: the plan has a name of its facts, by which the operators that it feeds find them.
+    """An operator of the fleet as others see it: the plan has a name of its facts, by which the operators that it feeds find them."""
 
-    Attributes
-    ----------
-    state, uri
-        Name of its state, and URI of the fleet.
-    appends
-        Whether an emitted row is final: an aggregation in update mode, for example, emits a group again when it changes. An
-        operator with the query's mode may append; whether it does is known when the query starts.
-    name, again, lag_ms
-        Its name in Spark's progress, when Spark runs it again, and its lag (:mod:`spark_jobs.plan.operator_rules`).
-    mode
-        Its output mode; None if it has the query's.
-    modes
-        Output modes of a query whose last operator it is.
-    refused
-        By output mode, why Spark or the fleet does not run it as a query's last operator.
-    late_columns
-        Columns of its input by which rows are late, each with the emitted columns of the same time. Spark prunes a column that no
-        node reads, and then drops no late rows by it; ``LateRowsRule`` (``Rules.scala``) makes such a column null.
-    shards
-        Number of shards that the program asks for; None if it accepts the current number.
-    sockets
-        How the paths of the store actors' sockets begin.
-    by_python
-        Why a Python worker gets them; None if none does.
-    idle_ms
-        After how many milliseconds without rows a source's watermark holds those of others back no longer; None if it always does.
-    accumulators
-        Kind, inputs, state fields and words of registers of each accumulator of an aggregation (``OperatorRows.scala``); None
-        for other operators.
-    """
-
+    #: ``state``, ``uri``: Name of its state, and URI of the fleet.
     state: str
     uri: str
+    #: Whether an emitted row is final: an aggregation in update mode, for example, emits a group again when it changes. An
+    #: operator with the query's mode may append; whether it does is known when the query starts.
     appends: bool
     has_watermark: bool
+    #: ``name``, ``again``, ``lag_ms``: Its name in Spark's progress, when Spark runs it again, and its lag
+    #: (:mod:`spark_jobs.plan.operator_rules`).
     name: str
     again: str
     lag_ms: int
+    #: Its output mode; None if it has the query's.
     mode: str | None
+    #: Output modes of a query whose last operator it is.
     modes: tuple[str, ...]
+    #: By output mode, why Spark or the fleet does not run it as a query's last operator.
     refused: Mapping[str, str]
+    #: Columns of its input by which rows are late, each with the emitted columns of the same time. Spark prunes a column that no
+    #: node reads, and then drops no late rows by it; ``LateRowsRule`` (``Rules.scala``) makes such a column null.
     late_columns: Mapping[str, Sequence[str]]
+    #: Number of shards that the program asks for; None if it accepts the current number.
     shards: int | None = None
+    #: How the paths of the store actors' sockets begin.
     sockets: str | None = None
+    #: Why a Python worker gets them; None if none does.
     by_python: str | None = None
+    #: After how many milliseconds without rows a source's watermark holds those of others back no longer; None if it always does.
     idle_ms: int | None = None
+    #: Kind, inputs, state fields and words of registers of each accumulator of an aggregation (``OperatorRows.scala``); None
+    #: for other operators.
     accumulators: Sequence[Mapping[str, Any]] | None = None
 
     def to_json(self) -> str:

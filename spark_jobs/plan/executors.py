@@ -27,15 +27,10 @@ _ENDED_ON_REQUEST = "Executor killed by driver"
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """A living executor.
-
-    Attributes
-    ----------
-    host
-        Address of its Ray node.
-    """
+    """A living executor."""
 
     executor_id: str
+    #: Address of its Ray node.
     host: str
 
 

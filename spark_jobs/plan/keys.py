@@ -18,18 +18,13 @@ from spark_jobs.plan.storable import check_compared, has_map, is_changed, restor
 
 @dataclass(frozen=True)
 class Key:
-    """A grouping expression: its leaves, and how it is restored from them.
-
-    Attributes
-    ----------
-    expiry
-        Leaf by which the watermark removes rows of the key; None if the key is not event time.
-    """
+    """A grouping expression: its leaves, and how it is restored from them."""
 
     expression: Expression
     leaves: tuple[Field, ...]
     columns: tuple[Column, ...]
     tree: KeyTree
+    #: Leaf by which the watermark removes rows of the key; None if the key is not event time.
     expiry: str | None
 
     @property
@@ -40,20 +35,14 @@ class Key:
 
 @dataclass(frozen=True)
 class KeyTree:
-    """A leaf's name, or the (name, tree) fields of a struct. If the struct can be null, a leaf says whether it is.
-
-    Attributes
-    ----------
-    spark_type
-        Spark's type of the leaf's values, if they are stored in another (:mod:`spark_jobs.plan.storable`).
-    nullable
-        Whether it can be null in a struct that is not null.
-    """
+    """A leaf's name, or the (name, tree) fields of a struct. If the struct can be null, a leaf says whether it is."""
 
     leaf: str | None = None
     fields: tuple[tuple[str, KeyTree], ...] = ()
     null_leaf: str | None = None
+    #: Spark's type of the leaf's values, if they are stored in another (:mod:`spark_jobs.plan.storable`).
     spark_type: T.DataType | None = None
+    #: Whether it can be null in a struct that is not null.
     nullable: bool = True
 
     def column(self) -> Column:

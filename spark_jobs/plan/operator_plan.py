@@ -86,18 +86,12 @@ class Collector(Protocol):
 
 
 class QueryModes(NamedTuple):
-    """The output modes of a query whose last operator this is.
+    """The output modes of a query whose last operator this is."""
 
-    Attributes
-    ----------
-    mode
-        The operator's own output mode; None if it has the query's.
-    refused
-        By output mode, why the query may not use it.
-    """
-
+    #: The operator's own output mode; None if it has the query's.
     mode: str | None
     modes: tuple[str, ...]
+    #: By output mode, why the query may not use it.
     refused: Mapping[str, str]
 
     @classmethod

@@ -21,37 +21,25 @@ from spark_jobs.plan.view_components import Node, ViewComponent
 
 @dataclass(frozen=True)
 class Result:
-    """A column of the results, computed from the rows that shards emit.
-
-    Attributes
-    ----------
-    attribute
-        The same column of Spark's own operator.
-    tree
-        The column computed from the state's rows (:mod:`store_actors.operators.expressions`), if they have it.
-    """
+    """A column of the results, computed from the rows that shards emit."""
 
     column: Column
+    #: The same column of Spark's own operator.
     attribute: Expression
+    #: The column computed from the state's rows (:mod:`store_actors.operators.expressions`), if they have it.
     tree: Node | None = None
     key: Key | None = None
 
 
 @dataclass(frozen=True)
 class RowColumns:
-    """The columns of a row besides an operator's keys.
-
-    Attributes
-    ----------
-    results
-        The row's columns, in their order, computed from the emitted rows.
-    leaves
-        For each of the row's columns its name in the state, if that is a single column of an atomic type, and not a key.
-    """
+    """The columns of a row besides an operator's keys."""
 
     fields: tuple[Field, ...]
     selected: tuple[Column, ...]
+    #: The row's columns, in their order, computed from the emitted rows.
     results: tuple[Result, ...]
+    #: For each of the row's columns its name in the state, if that is a single column of an atomic type, and not a key.
     leaves: tuple[str | None, ...] = ()
 
     @classmethod
@@ -107,19 +95,14 @@ class RowColumns:
 
 @dataclass(frozen=True)
 class ProjectedPlan:
-    """An operator whose results are columns of emitted rows; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`.
-
-    Attributes
-    ----------
-    keys
-        The keys by which it stores rows; empty if it has none.
-    """
+    """An operator whose results are columns of emitted rows; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`."""
 
     inputs: tuple[DataFrame, ...]
     schema: StateSchema
     emitted: T.StructType
     results: tuple[Result, ...]
     appends: bool = True
+    #: The keys by which it stores rows; empty if it has none.
     keys: tuple[Key, ...] = ()
     late_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 

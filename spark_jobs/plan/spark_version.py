@@ -22,26 +22,17 @@ class PandasConversions(Protocol):
 
 
 class SparkVersion(Protocol):
-    """The names of :mod:`spark_jobs.plan.spark35` and :mod:`spark_jobs.plan.spark4`; `java_class` is that of ``catalyst``.
+    """The names of :mod:`spark_jobs.plan.spark35` and :mod:`spark_jobs.plan.spark4`; `java_class` is that of ``catalyst``."""
 
-    Attributes
-    ----------
-    MOVED_CLASSES
-        Full names of classes, by their names in Spark 3.5.
-    WRONG_COLUMN_COUNT
-        PySpark's condition of an error about a DataFrame with too many or too few columns.
-    NORMALISES_DUPLICATES
-        Whether ``dropDuplicates`` takes 0.0 and -0.0 for the same, and every NaN. Otherwise it compares bits.
-    PROCESSOR_CLASSES
-        PySpark's own classes of processors of ``transformWithState``.
-    READS_STATE
-        Whether Spark has a reader of state (``statestore``), and reads checkpoints of format 2.
-    """
-
+    #: Full names of classes, by their names in Spark 3.5.
     MOVED_CLASSES: Mapping[str, str]
+    #: PySpark's condition of an error about a DataFrame with too many or too few columns.
     WRONG_COLUMN_COUNT: str
+    #: Whether ``dropDuplicates`` takes 0.0 and -0.0 for the same, and every NaN. Otherwise it compares bits.
     NORMALISES_DUPLICATES: bool
+    #: PySpark's own classes of processors of ``transformWithState``.
     PROCESSOR_CLASSES: tuple[type, ...]
+    #: Whether Spark has a reader of state (``statestore``), and reads checkpoints of format 2.
     READS_STATE: bool
 
     def expression_of(self, java_class: Callable[[str], Any], column: Any) -> Any:

@@ -199,17 +199,11 @@ def column(name: str) -> Node:
 
 @dataclass
 class ViewComponent:
-    """A table of a state's view.
+    """A table of a state's view."""
 
-    Attributes
-    ----------
-    where
-        Condition for the state's rows that it has; None for all.
-    store
-        The keyed store with its rows; None if they are an operator's own rows.
-    """
-
+    #: Condition for the state's rows that it has; None for all.
     where: Node | None = None
+    #: The keyed store with its rows; None if they are an operator's own rows.
     store: StoreSpec | None = None
     _keys: list[Node] = field(default_factory=list)
     _columns: list[Node] = field(default_factory=list)

@@ -38,17 +38,12 @@ _EMPTY_STORES: set[tuple[str, str, int, str]] = set()
 
 @dataclass(frozen=True)
 class RowForm:
-    """Rows as PySpark's ``Row``.
-
-    Attributes
-    ----------
-    max_rows
-        Number of rows from which on emitted rows are sent.
-    """
+    """Rows as PySpark's ``Row``."""
 
     output: T.StructType
     key_type: T.StructType
     row_type: T.StructType
+    #: Number of rows from which on emitted rows are sent.
     max_rows: int
 
     @cached_property
@@ -90,17 +85,11 @@ def _blocks(groups: Groups) -> Iterator[Groups]:
 
 @dataclass(frozen=True)
 class InitialRows:
-    """Rows of the initial state, by shard.
+    """Rows of the initial state, by shard."""
 
-    Attributes
-    ----------
-    shards
-        By shard, a broadcast of chunks (IPC record batches), which a worker loads when it uses the value.
-    schema
-        Columns of the rows: key leaves and the DataFrame's.
-    """
-
+    #: By shard, a broadcast of chunks (IPC record batches), which a worker loads when it uses the value.
     shards: dict[int, Any]
+    #: Columns of the rows: key leaves and the DataFrame's.
     schema: pa.Schema
     view: GroupView
     form: Rows
@@ -113,27 +102,19 @@ class InitialRows:
 
 @dataclass(frozen=True)
 class ProcessorProgram:
-    """A user's processor; see :class:`~spark_jobs.functions.user_program.UserProgram`.
+    """A user's processor; see :class:`~spark_jobs.functions.user_program.UserProgram`."""
 
-    Attributes
-    ----------
-    processor
-        The processor, pickled: each attempt has a copy as it was when the query was built.
-    variables, schemas
-        Variables that its ``init`` requested when the query was built, and types by their DDL.
-    initial
-        The initial state; None if the first batch was over when the query was built.
-    event_time
-        Emitted column that later operators use as event time; empty if there is none.
-    """
-
+    #: The processor, pickled: each attempt has a copy as it was when the query was built.
     processor: bytes
     view: GroupView
     form: Rows
     time_mode: TimeMode
+    #: ``variables``, ``schemas``: Variables that its ``init`` requested when the query was built, and types by their DDL.
     variables: tuple[Variable, ...]
     schemas: dict[str, T.DataType]
+    #: The initial state; None if the first batch was over when the query was built.
     initial: InitialRows | None
+    #: Emitted column that later operators use as event time; empty if there is none.
     event_time: str
     has_watermark: bool
 
@@ -160,18 +141,13 @@ class ProcessorProgram:
 
 @dataclass(frozen=True)
 class OpenProcessor:
-    """A processor with its stores, ready for one batch.
-
-    Attributes
-    ----------
-    purged
-        Stores of deleted variables, whose rows are removed.
-    """
+    """A processor with its stores, ready for one batch."""
 
     program: ProcessorProgram
     processor: StatefulProcessor
     handle: StatefulProcessorHandle
     block: Block
+    #: Stores of deleted variables, whose rows are removed.
     purged: tuple[StoreSpec, ...]
     stores: tuple[StoreSpec, ...]
 

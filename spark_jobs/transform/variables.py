@@ -83,22 +83,15 @@ class VariableKind(StrEnum):
 
 @dataclass(frozen=True)
 class Variable:
-    """A state variable.
-
-    Attributes
-    ----------
-    values
-        Columns of a value or element.
-    user_key
-        For a map, the columns of its keys.
-    ttl_ms
-        Time after its last write at which a value expires; None for never.
-    """
+    """A state variable."""
 
     name: str
     kind: VariableKind
+    #: Columns of a value or element.
     values: T.StructType
+    #: For a map, the columns of its keys.
     user_key: T.StructType | None = None
+    #: Time after its last write at which a value expires; None for never.
     ttl_ms: int | None = None
 
     @classmethod

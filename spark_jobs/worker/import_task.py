@@ -34,19 +34,13 @@ _PIECE_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class ImportTask:
-    """A ``mapInArrow`` function from the rows of a shard to :data:`IMPORTED_SCHEMA`, once the rows are its first version.
-
-    Attributes
-    ----------
-    store_actors
-        Where rows may be sent to; each store actor takes rows of all shards.
-    task
-        The task of shard 0.
-    """
+    """A ``mapInArrow`` function from the rows of a shard to :data:`IMPORTED_SCHEMA`, once the rows are its first version."""
 
     schema: StateSchema
     metadata: StateMetadata
+    #: Where rows may be sent to; each store actor takes rows of all shards.
     store_actors: Sequence[Mapping[str, Any]]
+    #: The task of shard 0.
     task: TaskIdentity
     watermarks: Watermarks
 
@@ -61,14 +55,9 @@ class ImportTask:
 
 @dataclass(frozen=True, slots=True)
 class StoresImportTask:
-    """The same for an operator with several keyed stores. A row has the number of its store, and its columns in a struct.
+    """The same for an operator with several keyed stores. A row has the number of its store, and its columns in a struct."""
 
-    Attributes
-    ----------
-    stores
-        The stores; the first is the one that has rows which fall due.
-    """
-
+    #: The stores; the first is the one that has rows which fall due.
     stores: tuple[StoreSpec, ...]
     metadata: StateMetadata
     store_actors: Sequence[Mapping[str, Any]]

@@ -18,17 +18,11 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class DashboardOptions:
-    """Host and port of a dashboard.
+    """Host and port of a dashboard."""
 
-    Attributes
-    ----------
-    host
-        Address to bind. If it is not a loopback address, requests need a token.
-    port
-        Port; by default it is derived from the fleet's URI, so that a page finds it again, or a free one if that is taken.
-    """
-
+    #: Address to bind. If it is not a loopback address, requests need a token.
     host: str = "127.0.0.1"
+    #: Port; by default it is derived from the fleet's URI, so that a page finds it again, or a free one if that is taken.
     port: int | None = None
 
     @classmethod

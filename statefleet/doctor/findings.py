@@ -27,17 +27,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a check.
-
-    Attributes
-    ----------
-    advice
-        What to do; empty if nothing has to be done.
-    """
+    """Result of a check."""
 
     check: str
     outcome: Outcome
     found: str
+    #: What to do; empty if nothing has to be done.
     advice: str = ""
 
 

@@ -33,24 +33,17 @@ JOIN_STORES = tuple(
 
 @dataclass(frozen=True)
 class SparkCheckpoint:
-    """A Spark checkpoint at its newest committed batch.
-
-    Attributes
-    ----------
-    batch_time_ms, watermark_ms
-        When the batch was planned, and its watermark.
-    conf
-        Spark's settings when the state was written.
-    snapshots
-        By operator, for each partition the ids in the names of the newest files of its stores; empty in checkpoints of format 1.
-    """
+    """A Spark checkpoint at its newest committed batch."""
 
     folder: HadoopFolder
     query_id: str
     batch_id: int
+    #: ``batch_time_ms``, ``watermark_ms``: When the batch was planned, and its watermark.
     batch_time_ms: int
     watermark_ms: int
+    #: Spark's settings when the state was written.
     conf: Mapping[str, str]
+    #: By operator, for each partition the ids in the names of the newest files of its stores; empty in checkpoints of format 1.
     snapshots: Mapping[int, Sequence[Sequence[str]]]
 
     @classmethod
@@ -266,15 +259,10 @@ def _damaged(folder: HadoopFolder, path: str) -> CorruptStateError:
 
 @dataclass(frozen=True)
 class NewCheckpoint:
-    """A checkpoint for a query whose state is imported. It is valid once all its files exist.
-
-    Attributes
-    ----------
-    query_id
-        Id of the query that will continue: the same each time that the same state is imported for it.
-    """
+    """A checkpoint for a query whose state is imported. It is valid once all its files exist."""
 
     folder: HadoopFolder
+    #: Id of the query that will continue: the same each time that the same state is imported for it.
     query_id: str
 
     @classmethod

@@ -42,15 +42,10 @@ from statefleet.migration.table import check_keys, table_rows
 
 @dataclass(frozen=True)
 class PlannedState:
-    """The state of an operator of a query that was built in this process.
-
-    Attributes
-    ----------
-    metadata
-        Metadata with which its first batch would create it.
-    """
+    """The state of an operator of a query that was built in this process."""
 
     operator: RoutedOperator
+    #: Metadata with which its first batch would create it.
     metadata: StateMetadata
 
 

@@ -89,15 +89,10 @@ def _side(plan: SparkJoinPlan, number: int, operator: SparkOperator, used: Conta
 
 @dataclass(frozen=True)
 class _StoredRows:
-    """The rows of a side in Spark's state.
-
-    Attributes
-    ----------
-    read
-        Returns them as columns of the given names and types: the key's, then the value's.
-    """
+    """The rows of a side in Spark's state."""
 
     schema: StoreSchema
+    #: Returns them as columns of the given names and types: the key's, then the value's.
     read: Callable[[T.StructType], DataFrame]
 
 

@@ -30,20 +30,14 @@ Keys: TypeAlias = pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Projection:
-    """Columns and keys of one part of a state, as readers see it.
-
-    Attributes
-    ----------
-    routing
-        Key columns, as the state stores them, whose hash decides the shard of a row; empty where any shard may have any row.
-    has_one
-        Whether a key has at most one row.
-    """
+    """Columns and keys of one part of a state, as readers see it."""
 
     read: ReadProjection
     store_name: str
     view_columns: ViewColumns
+    #: Key columns, as the state stores them, whose hash decides the shard of a row; empty where any shard may have any row.
     routing: tuple[str, ...]
+    #: Whether a key has at most one row.
     has_one: bool
     _encoded: dict[tuple[str, ...] | None, bytes] = field(default_factory=dict)
 

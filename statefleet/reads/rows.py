@@ -41,13 +41,9 @@ class PortableScan:
     """A scan that tasks of Ray or Spark carry out in other processes, a shard each.
 
     It has the arguments of :meth:`~statefleet.reads.scans.StateScans.scan`, with the shards and attempts of the version that is read.
-
-    Attributes
-    ----------
-    open_fleet
-        Opens the fleet in another process; it can be pickled.
     """
 
+    #: Opens the fleet in another process; it can be pickled.
     open_fleet: Callable[[], Any]
     name: str
     part: str

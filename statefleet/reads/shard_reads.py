@@ -41,24 +41,16 @@ _LONGEST_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReadVersion:
-    """The version that is read.
+    """The version that is read."""
 
-    Attributes
-    ----------
-    version
-        Number of the version; None for the newest one.
-    is_latest
-        Whether each shard is read at its own newest version, which other shards may not have yet.
-    lineage
-        Lineage of the version when it was read before; empty if it was not. If another attempt has made the version since, reading it
-        is an error.
-    first_partition
-        See :class:`~coordinator.ledger.read_views.WantedView`.
-    """
-
+    #: Number of the version; None for the newest one.
     version: int | None = None
+    #: Whether each shard is read at its own newest version, which other shards may not have yet.
     is_latest: bool = False
+    #: Lineage of the version when it was read before; empty if it was not. If another attempt has made the version since, reading it
+    #: is an error.
     lineage: str = ""
+    #: See :class:`~coordinator.ledger.read_views.WantedView`.
     first_partition: int | None = None
 
     @classmethod
@@ -69,15 +61,10 @@ class ReadVersion:
 
 @dataclass(frozen=True, slots=True)
 class KeyPlan:
-    """A query by keys, as a view of the state has it.
-
-    Attributes
-    ----------
-    projection
-        Columns of the rows: an encoded :class:`~store_actors.messages.requests.ReadProjection`.
-    """
+    """A query by keys, as a view of the state has it."""
 
     store_name: str
+    #: Columns of the rows: an encoded :class:`~store_actors.messages.requests.ReadProjection`.
     projection: bytes
     keys: Mapping[int, pa.Table]
 

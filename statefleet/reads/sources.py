@@ -282,14 +282,10 @@ class DirectClient:
     ----------
     address_of
         Asks a store actor, by its name, for its address; returns None if it has none now.
-
-    Attributes
-    ----------
-    patience_s
-        Seconds that a caller waits for a connection or for an answer until it asks by Ray.
     """
 
     def __init__(self, address_of: Callable[[str], DirectAddress | None], runtime: Runtime) -> None:
+        #: Seconds that a caller waits for a connection or for an answer until it asks by Ray.
         self.patience_s = 1.0
         self._address_of = address_of
         self._clock = runtime.clock

@@ -26,18 +26,12 @@ HEAT_FIELDS = (pa.field("_met_by", pa.string()), pa.field("_share", pa.float64()
 
 @dataclass(frozen=True, slots=True)
 class _RoutedKeys(KeyPlan):
-    """Keys by the shards that may have them.
-
-    Attributes
-    ----------
-    shards
-        Shard of each key, int64; None where any shard may have any key.
-    indexes
-        For each shard, the indexes of its keys, int64.
-    """
+    """Keys by the shards that may have them."""
 
     of: Projection
+    #: Shard of each key, int64; None where any shard may have any key.
     shards: npt.NDArray[Any] | None
+    #: For each shard, the indexes of its keys, int64.
     indexes: Mapping[int, npt.NDArray[np.int64]]
 
 

@@ -36,60 +36,42 @@ _RESTORE = "restore the file from a backup of the object store"
 
 @dataclass(frozen=True, slots=True)
 class NeededFile:
-    """A file that a retained version needs.
-
-    Attributes
-    ----------
-    size
-        Bytes according to the log; None for a file of the log, which contains its own checksum.
-    entry
-        Commit or snapshot of the file; None for a file of the log.
-    """
+    """A file that a retained version needs."""
 
     path: str
     kind: str
+    #: Bytes according to the log; None for a file of the log, which contains its own checksum.
     size: int | None = None
+    #: Commit or snapshot of the file; None for a file of the log.
     entry: CommitEntry | SnapshotEntry | None = None
     piece: StoredFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file that cannot be used.
-
-    Attributes
-    ----------
-    kind
-        ``delta``, ``snapshot``, ``log record``, ``checkpoint``, ``part of a checkpoint`` or ``metadata``.
-    shard, store, version
-        Shard, store and version of its rows; None for a file of the log.
-    unreadable
-        Retained versions of the shard, or of shards made from it, that cannot be read any more; empty if other files replace it.
-    """
+    """A file that cannot be used."""
 
     file: str
+    #: ``delta``, ``snapshot``, ``log record``, ``checkpoint``, ``part of a checkpoint`` or ``metadata``.
     kind: str
     problem: str
     state: str
+    #: ``shard``, ``store``, ``version``: Shard, store and version of its rows; None for a file of the log.
     shard: int | None = None
     store: str | None = None
     version: int | None = None
+    #: Retained versions of the shard, or of shards made from it, that cannot be read any more; empty if other files replace it.
     unreadable: tuple[int, ...] = ()
     advice: str = _RESTORE
 
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """The files of a state that are checked.
-
-    Attributes
-    ----------
-    ledger
-        The ledger; None if the log cannot be read.
-    """
+    """The files of a state that are checked."""
 
     name: str
     created: StateMetadata | None
+    #: The ledger; None if the log cannot be read.
     ledger: StateLedger | None
     files: tuple[NeededFile, ...]
     damages: tuple[Damage, ...] = ()

@@ -62,23 +62,15 @@ _ASKED = MappingProxyType(
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients may have.
+    """What clients may have."""
 
-    Attributes
-    ----------
-    rows
-        Rows of a result.
-    seconds
-        Time of a statement, with that in which its client takes the rows.
-    connections
-        Clients at once; as many more may be about to log in.
-    memory
-        Memory of a query of DuckDB's, as it is written there; what needs more is on disk.
-    """
-
+    #: Rows of a result.
     rows: int = 100_000
+    #: Time of a statement, with that in which its client takes the rows.
     seconds: float = 60.0
+    #: Clients at once; as many more may be about to log in.
     connections: int = 100
+    #: Memory of a query of DuckDB's, as it is written there; what needs more is on disk.
     memory: str = "512MiB"
     message_bytes: int = 1 << 20
     login_s: float = 10.0

@@ -31,20 +31,14 @@ _SENT_BYTES = 64 << 10
 
 @dataclass(slots=True)
 class _Prepared:
-    """A statement of a client.
-
-    Attributes
-    ----------
-    oids
-        Types of its parameters, as the client gave them; 0 where it left that open.
-    described
-        Types of its parameters and columns of its result, once the client has been told.
-    """
+    """A statement of a client."""
 
     text: str
+    #: Types of its parameters, as the client gave them; 0 where it left that open.
     oids: list[int]
     command: statements.Command | None
     look_up: statements.PointLookUp | None
+    #: Types of its parameters and columns of its result, once the client has been told.
     described: tuple[list[int], list[Column]] | None = None
 
     def oid(self, index: int, known: Sequence[PgType]) -> int:
@@ -55,18 +49,13 @@ class _Prepared:
 
 @dataclass(slots=True)
 class _Portal:
-    """A statement with values for its parameters.
-
-    Attributes
-    ----------
-    found
-        Rows that a look-up found and that are not sent yet; None if nothing was looked up.
-    """
+    """A statement with values for its parameters."""
 
     prepared: _Prepared
     bind: Bind
     plan: KeyPlan | None = None
     execution: Execution | None = None
+    #: Rows that a look-up found and that are not sent yet; None if nothing was looked up.
     found: list[dict[str, Any]] | None = None
     sent: int = 0
 

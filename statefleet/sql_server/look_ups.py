@@ -29,19 +29,13 @@ _CALLS, _LONG_S = 4, 0.05
 
 @dataclass(frozen=True)
 class KeyPlan:
-    """How a look-up is answered.
-
-    Attributes
-    ----------
-    parameters
-        The type of each parameter.
-    names
-        The columns of the state that are read, in the order of the result.
-    """
+    """How a look-up is answered."""
 
     state: LiveState
     key: Sequence[tuple[pa.Field, Value]]
+    #: The type of each parameter.
     parameters: Sequence[PgType]
+    #: The columns of the state that are read, in the order of the result.
     names: tuple[str, ...]
     columns: Sequence[Column]
     types: Sequence[PgType]

@@ -112,20 +112,14 @@ class Inbox:
 
 
 class Bind(NamedTuple):
-    """A statement with values for its parameters, as a portal.
-
-    Attributes
-    ----------
-    formats, values
-        Of each parameter: 1 if it is binary, and the bytes, or None.
-    result_formats
-        The same of the result's columns: none for text, or one for all.
-    """
+    """A statement with values for its parameters, as a portal."""
 
     portal: str
     statement: str
+    #: ``formats``, ``values``: Of each parameter: 1 if it is binary, and the bytes, or None.
     formats: list[int]
     values: list[bytes | None]
+    #: The same of the result's columns: none for text, or one for all.
     result_formats: list[int]
 
     @classmethod

@@ -59,15 +59,10 @@ class SqlServer(Backend):
 
 
 class ServedSql:
-    """A server that runs in a thread of this process. Made by ``fleet.serve_sql()``; it ends with :meth:`close`, or as a context.
-
-    Attributes
-    ----------
-    host, port
-        Where it listens.
-    """
+    """A server that runs in a thread of this process. Made by ``fleet.serve_sql()``; it ends with :meth:`close`, or as a context."""
 
     def __init__(self, server: SqlServer, host: str, port: int) -> None:
+        #: ``host``, ``port``: Where it listens.
         self.host = host
         self._server = server
         self._loop = asyncio.new_event_loop()

@@ -82,37 +82,24 @@ class ReadOnlyError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value that a column of a look-up is compared with.
+    """A value that a column of a look-up is compared with."""
 
-    Attributes
-    ----------
-    text
-        As it is written; without its quotes.
-    parameter
-        Number of the parameter, from 1; 0 if there is none.
-    is_text
-        Whether it is in quotes, or cast to a text; None where both would do.
-    """
-
+    #: As it is written; without its quotes.
     text: str
+    #: Number of the parameter, from 1; 0 if there is none.
     parameter: int
+    #: Whether it is in quotes, or cast to a text; None where both would do.
     is_text: bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class PointLookUp:
-    """A query for the rows of a key.
-
-    Attributes
-    ----------
-    columns
-        Columns with their names in the result; None for all.
-    key
-        Values by column.
-    """
+    """A query for the rows of a key."""
 
     table: str
+    #: Columns with their names in the result; None for all.
     columns: tuple[tuple[str, str], ...] | None
+    #: Values by column.
     key: Mapping[str, Value]
     limit: int | None
     version: int | None
@@ -120,20 +107,13 @@ class PointLookUp:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the session.
+    """A command of the session."""
 
-    Attributes
-    ----------
-    tag
-        What it is answered with: ``BEGIN``, ``SET`` and so on; ``SHOW`` for a question.
-    name
-        The setting, or the prepared statement.
-    seconds
-        The time that a statement is to have; 0 for any.
-    """
-
+    #: What it is answered with: ``BEGIN``, ``SET`` and so on; ``SHOW`` for a question.
     tag: str
+    #: The setting, or the prepared statement.
     name: str = ""
+    #: The time that a statement is to have; 0 for any.
     seconds: float = 0.0
 
 

@@ -120,27 +120,19 @@ def _text(value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A type of PostgreSQL's.
-
-    Attributes
-    ----------
-    size
-        Bytes of a value; -1 where that differs.
-    read
-        Returns the value of a parameter's binary form; None where that is not known.
-    from_text
-        Returns the value of a parameter's text.
-    array_oid
-        The type of arrays of it; 0 if there is none here.
-    """
+    """A type of PostgreSQL's."""
 
     oid: int
     name: str
+    #: Bytes of a value; -1 where that differs.
     size: int
     text: Encoder
     binary: Encoder
+    #: Returns the value of a parameter's binary form; None where that is not known.
     read: Callable[[bytes], Any] | None = None
+    #: Returns the value of a parameter's text.
     from_text: Callable[[str], Any] = str
+    #: The type of arrays of it; 0 if there is none here.
     array_oid: int = 0
 
 

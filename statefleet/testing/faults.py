@@ -13,17 +13,11 @@ _LATEST_KILL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A kill of a store actor.
+    """A kill of a store actor."""
 
-    Attributes
-    ----------
-    victim
-        Number of the store actor, modulo how many there are.
-    after_s
-        Seconds after the begin of the sink's write; None for before the batch.
-    """
-
+    #: Number of the store actor, modulo how many there are.
     victim: int
+    #: Seconds after the begin of the sink's write; None for before the batch.
     after_s: float | None
 
     def __str__(self) -> str:

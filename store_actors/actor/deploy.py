@@ -149,18 +149,12 @@ def end_fleet(actors: Actors, coordinator: CoordinatorClient) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MoveOutcome:
-    """The outcome of a move.
-
-    Attributes
-    ----------
-    copy_result
-        What the target copied; None if it copied nothing.
-    error
-        Why the shard stays where it is; empty if it goes, with the next batch.
-    """
+    """The outcome of a move."""
 
     move: PlannedMove
+    #: What the target copied; None if it copied nothing.
     copy_result: CopyResult | None
+    #: Why the shard stays where it is; empty if it goes, with the next batch.
     error: str = ""
 
 

@@ -106,11 +106,6 @@ class _LocatedCoordinator:
 class StoreProcess:
     """Keeps shards in memory on one Ray node.
 
-    Attributes
-    ----------
-    runs
-        The runs of continuous queries that have shards here.
-
     Parameters
     ----------
     memory
@@ -159,6 +154,7 @@ class StoreProcess:
         self._appliers = runtime.threads.pool(SHARDS_AT_ONCE, "statefleet-apply")
         self._copying: set[StateStoreId] = set()
         self._copiers = runtime.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
+        #: The runs of continuous queries that have shards here.
         self.runs = EpochRuns(self._partitions, self._lease, self._has, runtime)
         coordinator.report_store_actor(location)
         runtime.threads.start(self._maintain, "statefleet-maintenance")

@@ -22,16 +22,10 @@ Granted: TypeAlias = Sequence[tuple[int, LeaseGrant]]
 
 @dataclass(frozen=True, slots=True)
 class LeasedCall(Generic[Result]):
-    """A method of a store actor that is called for tasks whose shards are leased to it.
-
-    Attributes
-    ----------
-    arguments
-        Returns the arguments of a call for some of the tasks, which it is given with the Ray node of this process.
-    results
-        Returns the result of each task in the store actor's answer, which it is given with these tasks and its handle.
-    """
+    """A method of a store actor that is called for tasks whose shards are leased to it."""
 
     method: str
+    #: Returns the arguments of a call for some of the tasks, which it is given with the Ray node of this process.
     arguments: Callable[[Granted, str], tuple[Any, ...]]
+    #: Returns the result of each task in the store actor's answer, which it is given with these tasks and its handle.
     results: Callable[[Any, Granted, Any], Sequence[Result | StateStoreError]]

@@ -39,39 +39,29 @@ _GROUP_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The batch as Spark's driver sends it to each task of a stateful operator (``StatefulExchangeExec.scala``).
-
-    Attributes
-    ----------
-    shard
-        Number of the task's shard; its partition in Spark may have another number, in a stage with a union.
-    first_partition
-        Partition id of the state's shard 0 in this batch (:mod:`coordinator.ledger.shard_layouts`).
-    late_ms, evict_ms
-        Spark's own watermarks of this operator and batch: rows up to the first are late, state up to the second is closed.
-    time_ms
-        When Spark planned the batch: its processing time. In the offset log, so a repeated batch has the same.
-    former_time_ms
-        `time_ms` of the batch before; None in the first batch.
-    store_actor
-        Where a user's program finds its store actor, as arguments of a
-        :class:`~store_actors.connections.function_stream.FunctionConnection`; None for other operators.
-    run
-        What the program asks for in a continuous query, of which this is the first epoch (``EpochTask.scala``); None in a batch.
-    """
+    """The batch as Spark's driver sends it to each task of a stateful operator (``StatefulExchangeExec.scala``)."""
 
     query_id: str
     run_id: str
     batch_id: int
+    #: Number of the task's shard; its partition in Spark may have another number, in a stage with a union.
     shard: int
+    #: ``late_ms``, ``evict_ms``: Spark's own watermarks of this operator and batch: rows up to the first are late, state up to
+    #: the second is closed.
     late_ms: int
     evict_ms: int
+    #: When Spark planned the batch: its processing time. In the offset log, so a repeated batch has the same.
     time_ms: int
+    #: `time_ms` of the batch before; None in the first batch.
     former_time_ms: int | None = None
+    #: Partition id of the state's shard 0 in this batch (:mod:`coordinator.ledger.shard_layouts`).
     first_partition: int = 0
     output_mode: str = ""
     is_temporary: bool = False
+    #: Where a user's program finds its store actor, as arguments of a
+    #: :class:`~store_actors.connections.function_stream.FunctionConnection`; None for other operators.
     store_actor: dict[str, Any] | None = dataclasses.field(default=None, repr=False)
+    #: What the program asks for in a continuous query, of which this is the first epoch (``EpochTask.scala``); None in a batch.
     run: dict[str, Any] | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
@@ -96,17 +86,11 @@ class BatchHeader:
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """The watermarks of an operator in a batch.
+    """The watermarks of an operator in a batch."""
 
-    Attributes
-    ----------
-    late_ms
-        Watermark up to which rows are late.
-    after
-        The watermarks of the version that the batch makes: state up to ``after.input_ms`` is closed.
-    """
-
+    #: Watermark up to which rows are late.
     late_ms: int
+    #: The watermarks of the version that the batch makes: state up to ``after.input_ms`` is closed.
     after: Watermarks
 
     @property
@@ -123,18 +107,12 @@ def event_times(grant: LeaseGrant, late_ms: int, evict_ms: int) -> EventTimes:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The work of a task of Spark's.
+    """The work of a task of Spark's."""
 
-    Attributes
-    ----------
-    operator
-        The operator, as :meth:`OperatorTask.to_json` writes it.
-    attempt, executor
-        Spark's id of the task attempt, and ``host:pid`` of its executor.
-    """
-
+    #: The operator, as :meth:`OperatorTask.to_json` writes it.
     operator: bytes
     batch: dict[str, Any]
+    #: ``attempt``, ``executor``: Spark's id of the task attempt, and ``host:pid`` of its executor.
     attempt: int
     executor: str
     shards: Sequence[int]
@@ -191,17 +169,12 @@ class InputColumns:
 
     Rows of several inputs share columns. A column's name has its name in each input, in their order: ``k0|k0``, ``|r1``
     (``OperatorRows.scala``). The words of a state of several are in a column each: ``|registers#0``, ``|registers#1``.
-
-    Attributes
-    ----------
-    number
-        Number of the input, by which its rows are chosen; None if all rows are of it.
-    names
-        For each column of the input, the names of the columns that have it; empty if no row is of the input.
     """
 
+    #: Number of the input, by which its rows are chosen; None if all rows are of it.
     number: int | None
     schema: pa.Schema
+    #: For each column of the input, the names of the columns that have it; empty if no row is of the input.
     names: Sequence[Sequence[str]]
 
     @classmethod

@@ -60,16 +60,11 @@ _NONCE_BYTES, _PROOF_BYTES, _CODE_BYTES = 32, 32, 16
 
 @dataclass(frozen=True, slots=True)
 class DirectAddress:
-    """The address at which an incarnation of a store actor answers.
-
-    Attributes
-    ----------
-    key
-        Secret that both sides prove to have.
-    """
+    """The address at which an incarnation of a store actor answers."""
 
     host: str
     port: int
+    #: Secret that both sides prove to have.
     key: bytes = field(repr=False)
 
 

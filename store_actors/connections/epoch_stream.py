@@ -90,24 +90,17 @@ class Beats:
 
 @dataclass(frozen=True, slots=True)
 class EpochServer:
-    """Serves the tasks of continuous queries.
-
-    Attributes
-    ----------
-    check_fitness
-        Raises a StateStoreError if this process must take no work.
-    make_calls
-        Makes what the worker of a function calls.
-    beats
-        Of all connections of tasks.
-    """
+    """Serves the tasks of continuous queries."""
 
     runs: EpochRuns
     functions: FunctionRuns
     metrics: StoreMetrics
     runtime: Runtime
+    #: Raises a StateStoreError if this process must take no work.
     check_fitness: Callable[[], None]
+    #: Makes what the worker of a function calls.
     make_calls: MakeCalls
+    #: Of all connections of tasks.
     beats: Beats
 
     def serve(self, request: Mapping[str, Any], operator: bytes, source: BinaryIO, task: FrameSender) -> None:
@@ -300,14 +293,9 @@ def _read_tables(
 
 @dataclass(frozen=True, slots=True)
 class EpochStream:
-    """The frames of a task's connection.
+    """The frames of a task's connection."""
 
-    Attributes
-    ----------
-    number, task
-        The task's number in its run, and its end of the connection.
-    """
-
+    #: ``number``, ``task``: The task's number in its run, and its end of the connection.
     number: int
     task: RunTask
     read: PieceReader

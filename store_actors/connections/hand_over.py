@@ -248,16 +248,11 @@ class HandOverServer:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """Answers a task that hands a batch over.
-
-    Attributes
-    ----------
-    be_patient
-        Has the connection wait without an end.
-    """
+    """Answers a task that hands a batch over."""
 
     sink: _Counting
     serve_task: Serve
+    #: Has the connection wait without an end.
     be_patient: Callable[[], None]
 
     @contextmanager

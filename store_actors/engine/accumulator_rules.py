@@ -40,34 +40,24 @@ class StateForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule of one kind.
-
-    Attributes
-    ----------
-    raw, merge
-        Step by which an input row, and a partial state, moves it; by the type's ordering, where it compares values.
-    nullable_fields
-        How many leading state fields are null in a new group; the others are valid.
-    initial
-        First words of the state fields of a new group; empty: all are 0.
-    skips_nulls
-        Whether a step that can take a null for a value does not.
-    distinct
-        Whether a list that grows has no value twice.
-    compared
-        Index of the state field whose type decides the ordering of a step that compares values.
-    fails_on_overflow
-        Whether a batch fails that leaves the first state field null for good.
-    """
+    """The rule of one kind."""
 
     form: StateForm
+    #: ``raw``, ``merge``: Step by which an input row, and a partial state, moves it; by the type's ordering, where it compares
+    #: values.
     raw: OpCode | Mapping[Ordering, OpCode] | None = None
     merge: OpCode | Mapping[Ordering, OpCode] | None = None
+    #: How many leading state fields are null in a new group; the others are valid.
     nullable_fields: int = 0
+    #: First words of the state fields of a new group; empty: all are 0.
     initial: tuple[int, ...] = ()
+    #: Whether a step that can take a null for a value does not.
     skips_nulls: bool = False
+    #: Whether a list that grows has no value twice.
     distinct: bool = False
+    #: Index of the state field whose type decides the ordering of a step that compares values.
     compared: int = 0
+    #: Whether a batch fails that leaves the first state field null for good.
     fails_on_overflow: bool = False
 
 

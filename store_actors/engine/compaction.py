@@ -111,23 +111,16 @@ def _lists(table: GroupTable, row_blocks: Sequence[Words]) -> tuple[list[_Lists]
 
 @dataclass(frozen=True, slots=True)
 class _FieldLists:
-    """The lists of one field in blocks of rows.
-
-    Attributes
-    ----------
-    rows, chosen
-        Blocks of rows, and which of each have a list that is not empty.
-    extents, lengths
-        Where the lists are, each once, and how long.
-    list_indices
-        The index of each chosen row's list in `extents`.
-    """
+    """The lists of one field in blocks of rows."""
 
     field: ListSlot
+    #: ``rows``, ``chosen``: Blocks of rows, and which of each have a list that is not empty.
     rows: list[Words]
     chosen: list[Slots]
+    #: ``extents``, ``lengths``: Where the lists are, each once, and how long.
     extents: Slots
     lengths: Slots
+    #: The index of each chosen row's list in `extents`.
     list_indices: Slots
 
     @classmethod

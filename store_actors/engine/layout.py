@@ -46,32 +46,23 @@ def _stored_field(name: str) -> pa.DataType:
 
 @dataclass(frozen=True, slots=True)
 class FieldSlot:
-    """The location of a field in a row: its first word and its flag bit (a key's: null, a state field's: valid).
-
-    Attributes
-    ----------
-    type
-        Arrow type of its words: binary for arrays, maps and structs, which are stored as bytes (``words.py``).
-    nested
-        The field's own type, if that is not `type`; None of any other field.
-    words
-        As :func:`words_of`: look-ups of a few keys ask for it, and for the next ones, by the thousand.
-    is_text, is_list
-        Whether it is an id in a pool, or an extent of a list.
-    is_plain
-        Whether a word is a value as Arrow has it.
-    """
+    """The location of a field in a row: its first word and its flag bit (a key's: null, a state field's: valid)."""
 
     name: str
+    #: Arrow type of its words: binary for arrays, maps and structs, which are stored as bytes (``words.py``).
     type: pa.DataType
     word: int
     flag_word: int
     flag: int
     is_key: bool
+    #: The field's own type, if that is not `type`; None of any other field.
     nested: pa.DataType | None = None
+    #: As :func:`words_of`: look-ups of a few keys ask for it, and for the next ones, by the thousand.
     words: int = field(init=False)
+    #: ``is_text``, ``is_list``: Whether it is an id in a pool, or an extent of a list.
     is_text: bool = field(init=False)
     is_list: bool = field(init=False)
+    #: Whether a word is a value as Arrow has it.
     is_plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,19 +96,13 @@ def all_words(fields: Sequence[FieldSlot]) -> Slots:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """An HLL sketch: of integers, of strings or of other sketches.
-
-    Attributes
-    ----------
-    lg_k
-        Its precision; of other sketches that of none.
-    may_differ
-        Whether other sketches may have several.
-    """
+    """An HLL sketch: of integers, of strings or of other sketches."""
 
     is_text: bool
     is_union: bool
+    #: Its precision; of other sketches that of none.
     lg_k: int
+    #: Whether other sketches may have several.
     may_differ: bool
 
 
@@ -137,15 +122,7 @@ class ListSlot:
 
 
 class RowLayout:
-    """Layout of the rows of one schema, and of the two kinds of batches that are folded into them.
-
-    Attributes
-    ----------
-    raw, partial
-        How batches of raw inputs (``schema.raw_schema()``) and of partial accumulators (``schema.row_schema()``) are folded.
-    key_words
-        Number of words of the key beside `key_mask` in word 0: nulls of keys beyond the first 31 (`null_words`), then values.
-    """
+    """Layout of the rows of one schema, and of the two kinds of batches that are folded into them."""
 
     def __init__(self, schema: StateSchema) -> None:
         self.schema = schema
@@ -157,6 +134,7 @@ class RowLayout:
         self.keys: tuple[FieldSlot, ...] = self._place_keys()
         #: Whether a look-up of a key needs the pool.
         self.has_text_keys = any(slot.is_text for slot in self.keys)
+        #: Number of words of the key beside `key_mask` in word 0: nulls of keys beyond the first 31 (`null_words`), then values.
         self.key_words = self.null_words + sum(slot.words for slot in self.keys)
         self.state: tuple[FieldSlot, ...] = self._place_state(self.flag_words + self.key_words, in_word_0)
         self.row_words = self.flag_words + self.key_words + sum(slot.words for slot in self.state)
@@ -173,6 +151,8 @@ class RowLayout:
         }
         self.fails_on_overflow = any(RULES[accumulator.kind].fails_on_overflow for accumulator in schema.accumulators)
         self.initial: Words = self._initial()
+        #: ``raw``, ``partial``: How batches of raw inputs (``schema.raw_schema()``) and of partial accumulators
+        #: (``schema.row_schema()``) are folded.
         self.raw = Feed(self, merge=False)
         self.partial = Feed(self, merge=True)
 
@@ -242,21 +222,7 @@ class RowLayout:
 
 
 class Feed:
-    """The rules by which one kind of batch is folded into rows: the columns it carries and the compiled step of each accumulator.
-
-    Attributes
-    ----------
-    operations
-        One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``row_kernels.accumulate``: the step; its columns: first word
-        of the first one, the word or column after that (or the parts of a nested type that is compared, in `limits`), the first word
-        of the last one (-1: none); word, flag word and flag of the first state field; the step's option; whether it skips
-        nulls; word, flag word and flag of the last state field.
-    lists
-        State fields whose lists grow, each with the column that it grows by, and the one of how often (-1: once).
-    limits
-        Largest unscaled values (high word, low word) of decimal sums; parts of nested types that are compared
-        (``nested_kernels.py``).
-    """
+    """The rules by which one kind of batch is folded into rows: the columns it carries and the compiled step of each accumulator."""
 
     def __init__(self, layout: RowLayout, *, merge: bool) -> None:
         self._merge = merge
@@ -267,12 +233,19 @@ class Feed:
             for item in layout.schema.accumulators
             if RULES[item.kind].form is StateForm.FOLDED
         ]
+        #: One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``row_kernels.accumulate``: the step; its columns: first word
+        #: of the first one, the word or column after that (or the parts of a nested type that is compared, in `limits`), the first word
+        #: of the last one (-1: none); word, flag word and flag of the first state field; the step's option; whether it skips
+        #: nulls; word, flag word and flag of the last state field.
         self.operations: Slots = np.array(operations, np.int64).reshape(-1, ACCUMULATE_WORDS)
+        #: State fields whose lists grow, each with the column that it grows by, and the one of how often (-1: once).
         self.lists: tuple[tuple[ListSlot, int, int], ...] = tuple(
             (layout.lists[item.state[0].name], *self._growth(item))
             for item in layout.schema.accumulators
             if RULES[item.kind].form is StateForm.GROWING
         )
+        #: Largest unscaled values (high word, low word) of decimal sums; parts of nested types that are compared
+        #: (``nested_kernels.py``).
         self.limits: Slots = np.array(limits, np.int64).reshape(-1, 2)
 
     def _operation(self, accumulator: Accumulator, slots: list[FieldSlot], limits: list[tuple[int, int]]) -> list[int]:

@@ -30,20 +30,13 @@ _LARGE = 1 << 16
 
 
 class Memory:
-    """The allocator of arrays; this one takes them from the process, as NumPy does. If it raises, the existing arrays stay as they are.
+    """The allocator of arrays; this one takes them from the process, as NumPy does. If it raises, the existing arrays stay as they are."""
 
-    Attributes
-    ----------
-    piece_bytes
-        Bytes of Arrow data that are read or made at once, in all columns together.
-    snapshot_bytes
-        Bytes of words, and then of Arrow data, in a piece of a snapshot.
-    is_slow_at_random
-        Whether it pays to put what is looked at in order first: arrays may be in files, a page of 4 KiB at a time.
-    """
-
+    #: Bytes of Arrow data that are read or made at once, in all columns together.
     piece_bytes = PIECE_BYTES
+    #: Bytes of words, and then of Arrow data, in a piece of a snapshot.
     snapshot_bytes = 1 << 25
+    #: Whether it pays to put what is looked at in order first: arrays may be in files, a page of 4 KiB at a time.
     is_slow_at_random = False
 
     def zeros(self, shape: Shape, dtype: type[Item]) -> npt.NDArray[Item]:

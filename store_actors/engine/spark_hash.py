@@ -86,17 +86,11 @@ class _Atomic:
 
 @dataclass(frozen=True, slots=True)
 class _Nested:
-    """Structs, or arrays: values that are hashed by their parts.
+    """Structs, or arrays: values that are hashed by their parts."""
 
-    Attributes
-    ----------
-    parts
-        The fields of structs; the elements of arrays.
-    offsets
-        Where the elements of each array begin, and those of the last one end; None of structs.
-    """
-
+    #: The fields of structs; the elements of arrays.
     parts: tuple[_Atomic | _Nested, ...]
+    #: Where the elements of each array begin, and those of the last one end; None of structs.
     offsets: Slots | None
     is_valid: Mask
 

@@ -85,15 +85,7 @@ def decoded(content: bytes, schema: pa.Schema, further: int) -> pa.RecordBatch:
 
 
 class UnsafeBlock:
-    """The rows of a block without its length, whose columns are read one by one; parameters and errors as of :func:`read_blocks`.
-
-    Attributes
-    ----------
-    words
-        Of each row the flags of nulls, and a word for each column (n, words).
-    content, begins
-        The bytes, and where each row begins in them, if some columns are of strings.
-    """
+    """The rows of a block without its length, whose columns are read one by one; parameters and errors as of :func:`read_blocks`."""
 
     def __init__(self, content: bytes, schema: pa.Schema, further: int) -> None:
         self.content, self.begins = np.frombuffer(content, np.uint8), np.empty(0, np.int64)
@@ -101,12 +93,14 @@ class UnsafeBlock:
         row_words = flag_words + len(schema) + further
         if any(is_text(field.type) for field in schema):
             # A copy: the compiled signatures take no read-only arrays.
+            #: ``content``, ``begins``: The bytes, and where each row begins in them, if some columns are of strings.
             self.content = self.content.copy()
             found = np.empty(len(content) // (8 * row_words) + 1, np.int64)
             count = kernels.find_rows(self.content, 8 * row_words, found)
             if count < 0:
                 raise ValueError("malformed row block: a row has a size that it cannot have")
             self.begins = found[:count]
+            #: Of each row the flags of nulls, and a word for each column (n, words).
             self.words: Words = np.empty((count, row_words), np.uint64)
             kernels.read_words(self.content, self.begins, self.words)
         else:
@@ -129,20 +123,14 @@ class UnsafeBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockColumn:
-    """A column of a block.
-
-    Attributes
-    ----------
-    place
-        Its word in each row.
-    flags
-        The bits of 64 columns, of which it is one, that have a null in some row.
-    """
+    """A column of a block."""
 
     block: UnsafeBlock
     type: pa.DataType
     number: int
+    #: Its word in each row.
     place: int
+    #: The bits of 64 columns, of which it is one, that have a null in some row.
     flags: int
 
     @property
@@ -263,17 +251,11 @@ def _row_bytes(batch: pa.RecordBatch) -> Slots:
 
 @dataclass(frozen=True, slots=True)
 class SentColumn:
-    """A column to write.
+    """A column to write."""
 
-    Attributes
-    ----------
-    values
-        Integers without sign, of the bits of each value; of strings the n + 1 offsets into `text`.
-    valid
-        1 where there is a value; None: everywhere.
-    """
-
+    #: Integers without sign, of the bits of each value; of strings the n + 1 offsets into `text`.
     values: npt.NDArray[np.generic]
+    #: 1 where there is a value; None: everywhere.
     valid: Bytes | None
     text: Bytes | None = None
 

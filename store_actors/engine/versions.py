@@ -47,44 +47,31 @@ _serials = count(1)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change that one batch made to a shard.
-
-    Attributes
-    ----------
-    delta
-        ``row_schema`` columns and ``__change`` (int8).
-    rows_in, rows_late
-        Input rows of the shard, and rows (of an aggregation groups of them, as Spark counts them) dropped as late.
-    watermark_ms
-        Watermark that includes the batch, in milliseconds since the epoch.
-    emitted
-        Rows that the batch emits, if these cannot be read off `delta`.
-    """
+    """The change that one batch made to a shard."""
 
     version: int
     base_version: int
+    #: ``row_schema`` columns and ``__change`` (int8).
     delta: pa.Table
     rows_updated: int
     rows_removed: int
+    #: ``rows_in``, ``rows_late``: Input rows of the shard, and rows (of an aggregation groups of them, as Spark counts them)
+    #: dropped as late.
     rows_in: int
     rows_late: int
+    #: Watermark that includes the batch, in milliseconds since the epoch.
     watermark_ms: int
+    #: Rows that the batch emits, if these cannot be read off `delta`.
     emitted: pa.Table | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UndoPart:
-    """The way back from one change.
+    """The way back from one change."""
 
-    Attributes
-    ----------
-    created
-        Rows that were new; only their flag and key words are used, and further words may be missing.
-    before
-        Whole rows of the version before that were overwritten or removed.
-    """
-
+    #: Rows that were new; only their flag and key words are used, and further words may be missing.
     created: Words
+    #: Whole rows of the version before that were overwritten or removed.
     before: Words
 
     @property

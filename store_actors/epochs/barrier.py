@@ -24,44 +24,29 @@ NEVER_MS = -(2**63)
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The end of an epoch of a task.
-
-    Attributes
-    ----------
-    rows
-        Rows that the task sent the shard in the epoch.
-    watermark_ms
-        The watermark by the rows that the task has read in the run, in milliseconds since the epoch; :data:`NEVER_MS` without any.
-    waited_ms
-        The longest that a row of the task waited for its answer in the epoch.
-    """
+    """The end of an epoch of a task."""
 
     task: int
     epoch: int
+    #: Rows that the task sent the shard in the epoch.
     rows: int
+    #: The watermark by the rows that the task has read in the run, in milliseconds since the epoch; :data:`NEVER_MS` without any.
     watermark_ms: int = NEVER_MS
+    #: The longest that a row of the task waited for its answer in the epoch.
     waited_ms: int = 0
 
 
 @dataclass(slots=True)
 class Barrier(Generic[Piece]):
-    """The epoch of a shard, and what its tasks sent in it.
+    """The epoch of a shard, and what its tasks sent in it."""
 
-    Attributes
-    ----------
-    tasks
-        Number of tasks of the run.
-    epoch
-        The epoch whose pieces are taken.
-    watermark_ms
-        The watermark by the rows of all tasks, up to the epoch before.
-    waited_ms, pieces
-        The longest that a row waited for its answer in the epoch before, and the number of its pieces.
-    """
-
+    #: Number of tasks of the run.
     tasks: int
+    #: The epoch whose pieces are taken.
     epoch: int
+    #: The watermark by the rows of all tasks, up to the epoch before.
     watermark_ms: int = NEVER_MS
+    #: ``waited_ms``, ``pieces``: The longest that a row waited for its answer in the epoch before, and the number of its pieces.
     waited_ms: int = 0
     pieces: int = 0
     _taken: int = 0

@@ -26,19 +26,13 @@ Lease = Callable[[Sequence[TaskIdentity], StateMetadata], Sequence[LeaseGrant]]
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What each task of a run says first.
-
-    Attributes
-    ----------
-    tasks
-        The shards' tasks of the run's first epoch, by shard: those whose shards are in this process.
-    task
-        The number of the task that asks, and how many the run has.
-    """
+    """What each task of a run says first."""
 
     metadata: StateMetadata
     schema: StateSchema
+    #: The shards' tasks of the run's first epoch, by shard: those whose shards are in this process.
     tasks: Mapping[int, TaskIdentity]
+    #: The number of the task that asks, and how many the run has.
     task: tuple[int, int]
 
     @property
@@ -48,17 +42,11 @@ class RunRequest:
 
 @dataclass(slots=True)
 class _Run:
-    """A run that has begun here.
+    """A run that has begun here."""
 
-    Attributes
-    ----------
-    opened
-        A future of its shards by number.
-    tasks
-        The tasks that have joined.
-    """
-
+    #: A future of its shards by number.
     opened: Any
+    #: The tasks that have joined.
     tasks: list[RunTask] = field(default_factory=list)
 
     def tell_ended(self, why: BaseException) -> None:

@@ -40,16 +40,11 @@ class HandleState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyedMetrics:
-    """Rows of the version, memory of the store with all its versions, and what the handle's version changes.
-
-    Attributes
-    ----------
-    rows_updated
-        Distinct keys that were put and not removed again, also if the values were the same (as Spark counts).
-    """
+    """Rows of the version, memory of the store with all its versions, and what the handle's version changes."""
 
     num_keys: int
     memory_used_bytes: int
+    #: Distinct keys that were put and not removed again, also if the values were the same (as Spark counts).
     rows_updated: int
     rows_removed: int
 

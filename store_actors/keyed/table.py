@@ -97,20 +97,14 @@ class RowScan(Iterator[pa.RecordBatch]):
 
 @dataclass(frozen=True, slots=True)
 class NetChange:
-    """The net change of a version against its base.
+    """The net change of a version against its base."""
 
-    Attributes
-    ----------
-    rows
-        New rows, then changed ones with their new words, then removed ones with their last.
-    rows_updated
-        Keys that were put and are there, also those with the words that they had.
-    """
-
+    #: New rows, then changed ones with their new words, then removed ones with their last.
     rows: Words
     added: int
     changed: int
     removed: int
+    #: Keys that were put and are there, also those with the words that they had.
     rows_updated: int
 
 

@@ -36,18 +36,12 @@ def is_few(rows: pa.Table | pa.RecordBatch) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """The rows that a query found in one shard.
-
-    Attributes
-    ----------
-    newest
-        Newest committed version that the store actor has in memory; -1 if it has none.
-    places
-        For each row the index of its key among the query's keys, in ascending order.
-    """
+    """The rows that a query found in one shard."""
 
     version: int
+    #: Newest committed version that the store actor has in memory; -1 if it has none.
     newest: int
+    #: For each row the index of its key among the query's keys, in ascending order.
     places: npt.NDArray[np.int64]
     rows: pa.Table
 

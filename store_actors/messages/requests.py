@@ -37,56 +37,39 @@ Write = tuple[str, str, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """A Spark task's request to fold its rows into its shard as the next version.
-
-    Attributes
-    ----------
-    watermarks
-        Where event time stands in the version that is made, the same for all shards of the operator.
-    late_ms
-        Watermark up to which rows are late, in milliseconds; that of the version before if None.
-    """
+    """A Spark task's request to fold its rows into its shard as the next version."""
 
     task: TaskIdentity
     lease: Lease
     base_version: int
     schema: StateSchema
+    #: Where event time stands in the version that is made, the same for all shards of the operator.
     watermarks: Watermarks
+    #: Watermark up to which rows are late, in milliseconds; that of the version before if None.
     late_ms: int | None = None
     node_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """Name and columns of one keyed store of an operator.
-
-    Attributes
-    ----------
-    due
-        Value column (int64) by which rows fall due: those are then found without a look at the others.
-    """
+    """Name and columns of one keyed store of an operator."""
 
     name: str
     keys: tuple[Field, ...]
     values: tuple[Field, ...]
+    #: Value column (int64) by which rows fall due: those are then found without a look at the others.
     due: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """Facts of a micro-batch that an operator whose state is in keyed stores gives to its commit.
+    """Facts of a micro-batch that an operator whose state is in keyed stores gives to its commit."""
 
-    Attributes
-    ----------
-    watermarks
-        Where event time stands with the batch included, the same for all partitions.
-    due_per_ms
-        Units of the first store's due column in a millisecond, if its rows fall due by processing time: the earliest is then reported.
-    """
-
+    #: Where event time stands with the batch included, the same for all partitions.
     watermarks: Watermarks
     rows_in: int
     rows_late: int = 0
+    #: Units of the first store's due column in a millisecond, if its rows fall due by processing time: the earliest is then reported.
     due_per_ms: int | None = None
 
 
@@ -108,53 +91,36 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class TransferredStore:
-    """A store of a partition that one store actor copies from another.
-
-    Attributes
-    ----------
-    definition
-        What it is opened as: the schema of an operator's shard, or the columns of a keyed store.
-    room
-        What the rows need in memory (``VersionedStore.room``).
-    """
+    """A store of a partition that one store actor copies from another."""
 
     name: str
+    #: What it is opened as: the schema of an operator's shard, or the columns of a keyed store.
     definition: StateSchema | StoreSpec
+    #: What the rows need in memory (``VersionedStore.room``).
     room: Mapping[str, Any]
     watermark_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A partition that one store actor copies from another; its rows are asked for piece by piece.
-
-    Attributes
-    ----------
-    version, attempt_id
-        Of the rows, and the attempt that made them; empty for the empty version.
-    deltas
-        Commits since the last snapshot.
-    """
+    """A partition that one store actor copies from another; its rows are asked for piece by piece."""
 
     transfer_id: str
+    #: ``version``, ``attempt_id``: Of the rows, and the attempt that made them; empty for the empty version.
     version: int
     attempt_id: str
+    #: Commits since the last snapshot.
     deltas: int
     stores: tuple[TransferredStore, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedCommit:
-    """A committed version of a partition, as it is sent to a standby.
-
-    Attributes
-    ----------
-    base_attempt
-        Attempt that made the version which the commit builds on; empty for the empty one.
-    """
+    """A committed version of a partition, as it is sent to a standby."""
 
     store_id: StateStoreId
     source: str
+    #: Attempt that made the version which the commit builds on; empty for the empty one.
     base_attempt: str
     entries: tuple[CommitEntry, ...]
     files: tuple[bytes, ...]
@@ -162,26 +128,17 @@ class ReplicatedCommit:
 
 @dataclass(frozen=True, slots=True)
 class ReadProjection:
-    """The rows and columns of a store that a reader asks for, the same for each of its partitions.
+    """The rows and columns of a store that a reader asks for, the same for each of its partitions."""
 
-    Attributes
-    ----------
-    schema
-        Of an operator's state; None of keyed stores that only their user knows, which are shown as they are.
-    part
-        Which part of an operator's state is shown (``ViewColumns.of``).
-    columns
-        Names of columns as they are shown; all by default.
-    filter
-        Rows for which it is true, over columns as they are shown; all by default.
-    filtered
-        Names of the filter's columns; None if they are not known.
-    """
-
+    #: Of an operator's state; None of keyed stores that only their user knows, which are shown as they are.
     schema: StateSchema | None
+    #: Which part of an operator's state is shown (``ViewColumns.of``).
     part: str = ""
+    #: Names of columns as they are shown; all by default.
     columns: tuple[str, ...] | None = None
+    #: Rows for which it is true, over columns as they are shown; all by default.
     filter: pc.Expression | None = None
+    #: Names of the filter's columns; None if they are not known.
     filtered: tuple[str, ...] | None = None
 
     @property
@@ -213,44 +170,29 @@ def is_json(encoded: bytes) -> bool:
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """A request to read a version of one store.
-
-    Attributes
-    ----------
-    version, attempt_id
-        The version, and the attempt that made it, as the coordinator reported them to the reader.
-    is_latest
-        Whether a newer version may be read instead: the newest that the store actor has in memory.
-    since
-        Read only the changes of the commits after this version; None for all rows of `version`.
-    snapshot
-        Read the rows from files, from the snapshot of this version on, and not from memory; None leaves the source open.
-    projection
-        An encoded :class:`ReadProjection`: the same bytes come often, so a store actor decodes them once.
-    """
+    """A request to read a version of one store."""
 
     store_id: StateStoreId
+    #: ``version``, ``attempt_id``: The version, and the attempt that made it, as the coordinator reported them to the reader.
     version: int
     attempt_id: str
+    #: An encoded :class:`ReadProjection`: the same bytes come often, so a store actor decodes them once.
     projection: bytes
+    #: Whether a newer version may be read instead: the newest that the store actor has in memory.
     is_latest: bool = False
+    #: Read only the changes of the commits after this version; None for all rows of `version`.
     since: int | None = None
+    #: Read the rows from files, from the snapshot of this version on, and not from memory; None leaves the source open.
     snapshot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInput:
-    """A shard's rows of one micro-batch.
+    """A shard's rows of one micro-batch."""
 
-    Attributes
-    ----------
-    tables
-        One for each of ``StateSchema.input_schemas()``.
-    rows_read
-        Input rows that all of these stand for.
-    """
-
+    #: One for each of ``StateSchema.input_schemas()``.
     tables: tuple[pa.Table, ...]
+    #: Input rows that all of these stand for.
     rows_read: int
 
     @property

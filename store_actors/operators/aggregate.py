@@ -49,20 +49,13 @@ _LAST_STAMP = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class _OpenVersion:
-    """What the pieces of an open version did so far.
+    """What the pieces of an open version did so far."""
 
-    Attributes
-    ----------
-    first_stamp
-        Rows with a stamp from it on were touched by the version.
-    touched
-        Slots of the groups that each piece touched; no group is gone before the end.
-    late
-        Keys of late rows.
-    """
-
+    #: Rows with a stamp from it on were touched by the version.
     first_stamp: int
+    #: Slots of the groups that each piece touched; no group is gone before the end.
     touched: list[Slots] = field(default_factory=list)
+    #: Keys of late rows.
     late: list[Words] = field(default_factory=list)
     rows_in: int = 0
 
@@ -79,15 +72,10 @@ class _OpenVersion:
 
 @dataclass(frozen=True, slots=True)
 class UnsafeInput:
-    """Rows of an aggregation in Spark's own format, whose first columns are those of ``raw_schema``.
-
-    Attributes
-    ----------
-    rows_read
-        Input rows that they stand for.
-    """
+    """Rows of an aggregation in Spark's own format, whose first columns are those of ``raw_schema``."""
 
     block: UnsafeBlock
+    #: Input rows that they stand for.
     rows_read: int
 
 
@@ -251,15 +239,10 @@ class AggregateShard(VersionedTable):
 
 @dataclass(frozen=True, slots=True)
 class ChangedGroups:
-    """Groups that a piece changed, as words: they can be read until the shard changes again.
-
-    Attributes
-    ----------
-    rows
-        As of :meth:`~store_actors.engine.table.GroupTable.columns`.
-    """
+    """Groups that a piece changed, as words: they can be read until the shard changes again."""
 
     shard: AggregateShard
+    #: As of :meth:`~store_actors.engine.table.GroupTable.columns`.
     rows: Words
 
     def table(self) -> pa.Table:

@@ -27,21 +27,14 @@ from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, Join
 
 @dataclass(slots=True)
 class SideRows:
-    """New rows of a side that can match or must be kept.
+    """New rows of a side that can match or must be kept."""
 
-    Attributes
-    ----------
-    words
-        The rows as words of the side's table; numbers are yet to be given.
-    probes
-        Which of them have no null in a key compared by ``=``.
-    excluded
-        Rows of an outer side that cannot match anything: emitted at once, never kept.
-    """
-
+    #: The rows as words of the side's table; numbers are yet to be given.
     words: Words
+    #: Which of them have no null in a key compared by ``=``.
     probes: Slots
     matched: Mask
+    #: Rows of an outer side that cannot match anything: emitted at once, never kept.
     excluded: pa.Table
     late: int
 

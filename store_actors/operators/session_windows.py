@@ -45,51 +45,36 @@ _TIMES = ("session_start", "session_end")
 
 @dataclass(frozen=True, slots=True)
 class _Timeline:
-    """Sessions and rows of the keys of a batch, in order.
+    """Sessions and rows of the keys of a batch, in order."""
 
-    Attributes
-    ----------
-    keys, nulls
-        Words and null bits of each key.
-    slots
-        Sessions that these keys have.
-    input_order, input_piece
-        Input rows in order, and the piece that each goes into.
-    piece_slot, piece_session
-        Pieces of the sessions with input: the session of the state (or -1) that each begins with, and which session it is of.
-    session_key, session_times
-        Key, start and end of the sessions with input.
-    """
-
+    #: ``keys``, ``nulls``: Words and null bits of each key.
     keys: Words
     nulls: Words
+    #: Sessions that these keys have.
     slots: Slots
+    #: ``input_order``, ``input_piece``: Input rows in order, and the piece that each goes into.
     input_order: Slots
     input_piece: Slots
+    #: ``piece_slot``, ``piece_session``: Pieces of the sessions with input: the session of the state (or -1) that each begins
+    #: with, and which session it is of.
     piece_slot: Slots
     piece_session: Slots
+    #: ``session_key``, ``session_times``: Key, start and end of the sessions with input.
     session_key: Slots
     session_times: Slots
 
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """The sessions of a batch's keys after the batch.
+    """The sessions of a batch's keys after the batch."""
 
-    Attributes
-    ----------
-    rows, is_new
-        Sessions with input, and which of them have no row of the state to replace.
-    replaced, absorbed
-        Rows of the state that are replaced under their number, and that go into these.
-    updated, removed
-        Sessions, as Spark counts them.
-    """
-
+    #: ``rows``, ``is_new``: Sessions with input, and which of them have no row of the state to replace.
     rows: Words
     is_new: Mask
+    #: ``replaced``, ``absorbed``: Rows of the state that are replaced under their number, and that go into these.
     replaced: Words
     absorbed: Words
+    #: ``updated``, ``removed``: Sessions, as Spark counts them.
     updated: int
     removed: int
 

@@ -51,21 +51,15 @@ _WRITERS = 8
 
 @dataclass(frozen=True, slots=True)
 class PreparedWrite:
-    """The change of one store, which is pending there.
-
-    Attributes
-    ----------
-    watermarks
-        Watermarks that go with the version; that of the change by default.
-    due_ms
-        Earliest time at which a row falls due by processing time, in milliseconds since the epoch, if rows do.
-    """
+    """The change of one store, which is pending there."""
 
     change: Change
     schema: StateSchema
     state_rows: int
     state_bytes: int
+    #: Watermarks that go with the version; that of the change by default.
     watermarks: Watermarks | None = None
+    #: Earliest time at which a row falls due by processing time, in milliseconds since the epoch, if rows do.
     due_ms: int | None = None
 
 
@@ -83,13 +77,9 @@ class Transaction:
     ----------
     partition
         The partition. The caller has its lock until the transaction has ended.
-
-    Attributes
-    ----------
-    waited_ms, pieces
-        As of a commit.
     """
 
+    #: ``waited_ms``, ``pieces``: As of a commit.
     waited_ms: int | None = None
     pieces: int = 0
 
@@ -191,19 +181,13 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Changes that are made in memory, and what is told of the way there.
-
-    Attributes
-    ----------
-    base_attempt
-        The attempt that made the version before.
-    facts
-        Fields of the first store's manifest entry: they are those of all stores together.
-    """
+    """Changes that are made in memory, and what is told of the way there."""
 
     attempt_id: str
     made_at_ms: int
+    #: The attempt that made the version before.
     base_attempt: str
+    #: Fields of the first store's manifest entry: they are those of all stores together.
     facts: Mapping[str, Any]
 
 

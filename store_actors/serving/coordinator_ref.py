@@ -67,14 +67,9 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _CommitQueue:
-    """The commits of a state that wait to be sent.
+    """The commits of a state that wait to be sent."""
 
-    Attributes
-    ----------
-    turn
-        Lock of the thread that sends the waiting commits.
-    """
-
+    #: Lock of the thread that sends the waiting commits.
     turn: Lock
     waiting: list[_Waiting] = field(default_factory=list)
     expected: set[int] = field(default_factory=set)

@@ -139,15 +139,10 @@ def _rows_at(table: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class HottestKeys:
-    """The keys of a shard that were met most often lately, hottest first, as state has them; None where nothing was counted.
+    """The keys of a shard that were met most often lately, hottest first, as state has them; None where nothing was counted."""
 
-    Attributes
-    ----------
-    written
-        By rows of batches. The last column, :data:`SHARE_COLUMN`, is the part of all rows that a key has
-        at least.
-    """
-
+    #: By rows of batches. The last column, :data:`SHARE_COLUMN`, is the part of all rows that a key has
+    #: at least.
     written: pa.Table | None
     looked_up: pa.Table | None
 

@@ -57,20 +57,13 @@ class NoSnapshotError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The selection of a shard's rows that are of another shard, which was made of it by a rescaling.
+    """The selection of a shard's rows that are of another shard, which was made of it by a rescaling."""
 
-    Attributes
-    ----------
-    keys
-        Columns whose hash tells.
-    whole
-        Shard and number of shards of the files: where all their rows are.
-    into
-        Shards and their numbers, from the first rescale on: where the rows are that are wanted.
-    """
-
+    #: Columns whose hash tells.
     keys: tuple[str, ...]
+    #: Shard and number of shards of the files: where all their rows are.
     whole: tuple[int, int]
+    #: Shards and their numbers, from the first rescale on: where the rows are that are wanted.
     into: tuple[tuple[int, int], ...]
 
     def rows(self, table: pa.Table, file: str) -> pa.Table:

@@ -11,35 +11,10 @@ from coordinator.model.metric_table import Sample
 
 @dataclass(slots=True)
 class StoreMetrics:
-    """Counts of what was read, written and decided.
-
-    Attributes
-    ----------
-    rows_loaded, loading_s
-        Rows of the files that were read, and how long shards took to load, one after the other.
-    caught_up
-        Partitions in memory that were brought to a later version by the commits since.
-    handed_over, taken_over
-        Partitions whose rows were given to another store actor, and taken from one.
-    followed
-        Commits of other store actors that were applied to copies here.
-    bytes_between_nodes
-        Rows that tasks of operators on other nodes gave and got.
-    look_ups, bytes_scanned
-        Keys that readers looked up, and bytes of rows that they were given in scans.
-    made_of_memory
-        Shards in memory of whose rows a shard of a rescaled state was made, which then were not read.
-    standbys_left_behind
-        Commits that a standby was not sent, as it was lost or had too many to apply.
-    pieces, piece_rows, folding_s
-        Pieces that tasks of continuous queries sent, their rows, and how long it took to fold them.
-    latency_s
-        The longest that a row waited, from its task to its answer, in the last epoch that a continuous query's task ended.
-    failing
-        Shards whose last maintenance failed, by path, and why: their logs and files grow until it succeeds.
-    """
+    """Counts of what was read, written and decided."""
 
     bytes_loaded: int = 0
+    #: ``rows_loaded``, ``loading_s``: Rows of the files that were read, and how long shards took to load, one after the other.
     rows_loaded: int = 0
     loading_s: float = 0.0
     deltas_loaded: int = 0
@@ -50,23 +25,34 @@ class StoreMetrics:
     replayed_answers: int = 0
     adopted_commits: int = 0
     rollbacks: int = 0
+    #: Partitions in memory that were brought to a later version by the commits since.
     caught_up: int = 0
+    #: ``handed_over``, ``taken_over``: Partitions whose rows were given to another store actor, and taken from one.
     handed_over: int = 0
     taken_over: int = 0
     bytes_taken_over: int = 0
+    #: Rows that tasks of operators on other nodes gave and got.
     bytes_between_nodes: int = 0
+    #: ``look_ups``, ``bytes_scanned``: Keys that readers looked up, and bytes of rows that they were given in scans.
     look_ups: int = 0
     bytes_scanned: int = 0
+    #: Commits of other store actors that were applied to copies here.
     followed: int = 0
+    #: Commits that a standby was not sent, as it was lost or had too many to apply.
     standbys_left_behind: int = 0
     snapshots_written: int = 0
     shards_unloaded: int = 0
+    #: Shards in memory of whose rows a shard of a rescaled state was made, which then were not read.
     made_of_memory: int = 0
     maintenance_failures: int = 0
+    #: ``pieces``, ``piece_rows``, ``folding_s``: Pieces that tasks of continuous queries sent, their rows, and how long it took
+    #: to fold them.
     pieces: int = 0
     piece_rows: int = 0
     folding_s: float = 0.0
+    #: The longest that a row waited, from its task to its answer, in the last epoch that a continuous query's task ended.
     latency_s: float = 0.0
+    #: Shards whose last maintenance failed, by path, and why: their logs and files grow until it succeeds.
     failing: dict[str, str] = field(default_factory=dict)
 
     def folded(self, rows: int, took_s: float) -> None:

@@ -70,39 +70,29 @@ class SyncAction(StrEnum):
 
 @dataclass(slots=True)
 class Lineage:
-    """The history that memory holds of one partition.
+    """The history that memory holds of one partition."""
 
-    Attributes
-    ----------
-    is_loaded
-        Whether memory holds anything; all else but `epoch`, `run_id` and `deltas` counts only then.
-    epoch, run_id
-        Of the lease under which it was last brought to a version; -1 and empty before.
-    attempts
-        Counted attempt of each version that memory may still reach; the empty version has none.
-    newest
-        The counted commits, one a store, that made the version; none if it was loaded.
-    deltas
-        Commits since the last snapshot: what loading would replay.
-    delta_bytes, spared
-        Bytes of the files of those that were made here, and rounds of maintenance in which there were too few for a snapshot.
-    restore_ms, load_bytes
-        How long it took to bring memory to the version that the next commit builds on, and bytes of the files that were read for it.
-    failures
-        Commits that failed since the last one that counted, by error.
-    """
-
+    #: Whether memory holds anything; all else but `epoch`, `run_id` and `deltas` counts only then.
     is_loaded: bool = False
     version: int = 0
+    #: ``epoch``, ``run_id``: Of the lease under which it was last brought to a version; -1 and empty before.
     epoch: int = -1
     run_id: str = ""
+    #: Counted attempt of each version that memory may still reach; the empty version has none.
     attempts: dict[int, str] = field(default_factory=dict)
+    #: The counted commits, one a store, that made the version; none if it was loaded.
     newest: tuple[CommitEntry, ...] = ()
+    #: Commits since the last snapshot: what loading would replay.
     deltas: int = 0
+    #: ``delta_bytes``, ``spared``: Bytes of the files of those that were made here, and rounds of maintenance in which there
+    #: were too few for a snapshot.
     delta_bytes: int = 0
     spared: int = 0
+    #: ``restore_ms``, ``load_bytes``: How long it took to bring memory to the version that the next commit builds on, and bytes
+    #: of the files that were read for it.
     restore_ms: int = 0
     load_bytes: int = 0
+    #: Commits that failed since the last one that counted, by error.
     failures: Counter[str] = field(default_factory=Counter)
 
     def is_hot(self, epoch: int, run_id: str, base: int) -> bool:
@@ -222,14 +212,9 @@ class Views:
 
 @dataclass(frozen=True, slots=True)
 class ReadableRows:
-    """A version of a store.
+    """A version of a store."""
 
-    Attributes
-    ----------
-    lock
-        Taken while rows are looked for or copied, and never for longer.
-    """
-
+    #: Taken while rows are looked for or copied, and never for longer.
     lock: Lock
     view: ShardView
 
@@ -265,14 +250,9 @@ def tables_of(lock: Lock, pieces: Frozen) -> Generator[pa.Table]:
 
 
 class Writer(Protocol):
-    """A session that changes a partition over several calls.
+    """A session that changes a partition over several calls."""
 
-    Attributes
-    ----------
-    used_s
-        When it was last called, in seconds of a clock that only elapses.
-    """
-
+    #: When it was last called, in seconds of a clock that only elapses.
     used_s: float
 
     @property
@@ -284,25 +264,18 @@ class Writer(Protocol):
 
 @dataclass(slots=True)
 class Partition:
-    """The stores of one partition, by name, all at the version of its lineage.
+    """The stores of one partition, by name, all at the version of its lineage."""
 
-    Attributes
-    ----------
-    lock
-        Taken to look at or change anything of the partition but committed versions.
-    changing
-        Taken, after `lock`, for as long as rows change. Readers of committed versions take only this one, and wait for no commit.
-    emitted
-        Rows that the newest batch of an operator emitted, for a retry of the task that made it.
-    """
-
+    #: Taken to look at or change anything of the partition but committed versions.
     lock: Lock
+    #: Taken, after `lock`, for as long as rows change. Readers of committed versions take only this one, and wait for no commit.
     changing: Lock
     lineage: Lineage = field(default_factory=Lineage)
     views: Views = field(default_factory=Views)
     stores: dict[str, VersionedStore] = field(default_factory=dict)
     formats: dict[str, StoreFormat] = field(default_factory=dict)
     writer: Writer | None = None
+    #: Rows that the newest batch of an operator emitted, for a retry of the task that made it.
     emitted: pa.Table | None = None
 
     def is_loaded_as(self, name: str, definition: StoreDefinition) -> bool:

@@ -157,19 +157,13 @@ class StoreMemory:
     """The memory of a process, as its partitions use it; this one is as much as the state takes.
 
     :class:`~store_actors.spilling.limited_memory.LimitedMemory` stays below a limit.
-
-    Attributes
-    ----------
-    file_bytes
-        Bytes of rows from which on a file of a snapshot is closed, at most.
-    ahead_bytes
-        Bytes of files, as they are stored, that are fetched before they are used, at most; one file may be larger.
-    read_bytes
-        Bytes of versions that were loaded for readers and are kept for them, at most.
     """
 
+    #: Bytes of rows from which on a file of a snapshot is closed, at most.
     file_bytes = sys.maxsize
+    #: Bytes of files, as they are stored, that are fetched before they are used, at most; one file may be larger.
     ahead_bytes = sys.maxsize
+    #: Bytes of versions that were loaded for readers and are kept for them, at most.
     read_bytes = READ_BYTES
 
     def region(self, store_id: StateStoreId) -> Memory:

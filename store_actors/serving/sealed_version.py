@@ -13,14 +13,9 @@ COMMITS_AT_ONCE = 64
 
 
 class SealedVersion(Transaction):
-    """The version of an epoch. Memory is at it from the moment it is prepared.
+    """The version of an epoch. Memory is at it from the moment it is prepared."""
 
-    Attributes
-    ----------
-    writer
-        What makes the next version: memory is of this one's history while it is the partition's writer.
-    """
-
+    #: What makes the next version: memory is of this one's history while it is the partition's writer.
     writer: Writer
 
     @property

@@ -27,15 +27,10 @@ Piece = TypeVar("Piece")
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a session: enough to answer further calls, without any of its rows.
-
-    Attributes
-    ----------
-    fenced
-        Whether a newer owner or attempt ended it.
-    """
+    """The end of a session: enough to answer further calls, without any of its rows."""
 
     reason: str
+    #: Whether a newer owner or attempt ended it.
     fenced: bool
     committed: int | None
     state: str
@@ -55,23 +50,17 @@ class Ended:
 
 @dataclass(slots=True)
 class Session:
-    """A handle on all named stores of a partition, at one version.
-
-    Attributes
-    ----------
-    used_s
-        When it was last called, in seconds of a clock that only elapses.
-    sealed
-        A future of the commit of the version that it sealed last; None before.
-    """
+    """A handle on all named stores of a partition, at one version."""
 
     request: OpenRequest
     partition: Partition
     handles: dict[str, UpdateHandle] | dict[str, ReadHandle]
+    #: When it was last called, in seconds of a clock that only elapses.
     used_s: float
     ended: Ended | None = None
     on_end: Callable[[Ended], None] | None = None
     scans: dict[str, Iterator[pa.RecordBatch]] = field(default_factory=dict)
+    #: A future of the commit of the version that it sealed last; None before.
     sealed: Any = None
 
     @property

@@ -146,17 +146,11 @@ def mapping_of(array: np.ndarray[Any, Any]) -> Mapping | None:
 
 @dataclass(frozen=True, slots=True)
 class PieceSizes:
-    """Sizes of arrays in files, and of pieces of data, under a memory limit.
+    """Sizes of arrays in files, and of pieces of data, under a memory limit."""
 
-    Attributes
-    ----------
-    array
-        Bytes from which on an array is in a file.
-    piece, snapshot
-        ``piece_bytes`` and ``snapshot_bytes`` of :class:`~store_actors.engine.memory.Memory`.
-    """
-
+    #: Bytes from which on an array is in a file.
     array: int
+    #: ``piece``, ``snapshot``: ``piece_bytes`` and ``snapshot_bytes`` of :class:`~store_actors.engine.memory.Memory`.
     piece: int
     snapshot: int
 
