@@ -55,6 +55,8 @@ _PAGE_TESTS = {
 _ONCE = (
     "tests/connectors/test_real_time_page.py::test_a_follower_that_dies_between_any_two_steps_sends_each_change_once"
 )
+#: The program that holds results until their epoch counts.
+_HELD = "tests/connectors/test_real_time_page.py::test_what_a_function_emits_is_sent_once_by_a_program_that_holds_it"
 #: The programs of these do the same.
 _OWN_SESSION = "tests/integration/test_any_session.py::test_a_session_on_threads_counts_beside_ray"
 _ON_KUBERNETES = "tests/kubernetes/test_spark_on_kubernetes.py::test_executors_count_each_row_once_without_ray"
@@ -80,7 +82,7 @@ def runner(block: Block) -> str | None:
     if block.page == "docs/operators.md":
         return _OPERATOR_EXAMPLES if _RESULT.search(block.code) else _OTHERS_OF_OPERATORS
     if "transactional.id" in block.code:
-        return _ONCE
+        return _HELD if "run_id" in block.code else _ONCE
     if "k8s://https" in block.code:
         return _ON_KUBERNETES
     if "SparkSession.builder.master" in block.code:

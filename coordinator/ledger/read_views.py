@@ -252,6 +252,8 @@ class VersionStats(Struct, frozen=True):
     rows_late: int
     #: Size of the files of what it changed.
     written_bytes: int
+    #: The run of the query that made it; empty for the versions of a program's state, whose partitions have runs of their own.
+    run_id: str
 
 
 def version_stats(
@@ -276,6 +278,7 @@ def _stats_of(ledger: StateLedger, layout: ShardLayout, version: int) -> Version
     changed = [[entry for entry in entries if entry.version == version] for entries in resident]
     batch = BatchStats([entries for entries in changed if entries])
     whole = BatchStats([entries for entries in resident if entries])
+    run_ids = {entry.run_id for entries in changed for entry in entries}
     return VersionStats(
         version,
         batch.last_begun_ms,
@@ -285,6 +288,7 @@ def _stats_of(ledger: StateLedger, layout: ShardLayout, version: int) -> Version
         batch.rows_in,
         batch.rows_late,
         batch.total("file_bytes"),
+        run_ids.pop() if len(run_ids) == 1 else "",
     )
 
 

@@ -85,7 +85,7 @@ class LiveState(StateScans):
         return range(view.oldest, view.version + 1)
 
     def history(self, count: int = 20) -> tuple[VersionStats, ...]:
-        """Return commit times, rows and bytes of the newest `count` versions, newest first."""
+        """Return commit times, rows, bytes and runs of the newest `count` versions, newest first."""
         return self._reads.version_stats(count)
 
     def at(self, version: int) -> LiveState:

@@ -1,5 +1,5 @@
-"""The programs of docs/real-time.md, run as they stand beside a real broker: the query, also in micro-batches and back, and the one
-that sends its changes exactly once.
+"""The programs of docs/real-time.md, run as they stand beside a real broker: the query, also in micro-batches and back, and those
+that send changes, and what a function emits, exactly once.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from confluent_kafka import Consumer, KafkaException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
 
 import statefleet as sf
 from statefleet.reads.state import LiveState
 from tests.clocks import until
 from tests.code_blocks import Block, blocks_of
 from tests.conftest import NewUri
-from tests.connectors.topics import read_records, send_json
-from tests.integration.streams import stopping
+from tests.connectors.topics import read_records, send_json, stream_of
+from tests.integration.streams import lose_store_actors, stopping
 from tests.kafka_broker import KafkaBroker
 from tests.page_programs import run_blocks
 
@@ -122,6 +127,8 @@ def test_the_program_of_the_page_runs_and_its_query_goes_to_micro_batches_and_ba
 #: Steps of a follower, in their order.
 STEPS = ("init_transactions", "begin_transaction", "produce", "send_offsets_to_transaction", "commit_transaction")
 
+DEATHS = [(step, is_done) for step in STEPS for is_done in (False, True)]
+
 
 class Died(Exception):
     """The follower's process is gone."""
@@ -151,9 +158,10 @@ class MortalProducer:
 
 
 class Followers:
-    """Runs the page's follower again and again, in this process."""
+    """Runs a follower of the page again and again, in this process: that of a test."""
 
-    def __init__(self, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, test: str, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._blocks = blocks_of(f"tests/connectors/test_real_time_page.py::{test}")
         self._places, self._monkeypatch = places, monkeypatch
         #: Producers of those that died, by where.
         self.dead: dict[tuple[str, bool], Any] = {}
@@ -171,13 +179,7 @@ class Followers:
         self._monkeypatch.setattr(confluent_kafka, "Producer", mortal)
         scope: dict[str, Any] = {"__name__": "__main__", "passes": iter(range(passes))}
         try:
-            run_blocks(
-                blocks_of(
-                    "tests/connectors/test_real_time_page.py::test_a_follower_that_dies_between_any_two_steps_sends_each_change_once"
-                ),
-                scope,
-                self._places | {"while True:": "for _ in passes:"},
-            )
+            run_blocks(self._blocks, scope, self._places | {"while True:": "for _ in passes:"})
         except Died:
             assert death is not None
         else:
@@ -246,7 +248,8 @@ def test_a_follower_that_dies_between_any_two_steps_sends_each_change_once(
         assert query["query"].exception() is None
         return end
 
-    followers = Followers(places, monkeypatch)
+    test = "test_a_follower_that_dies_between_any_two_steps_sends_each_change_once"
+    followers = Followers(test, places, monkeypatch)
     with stopping(query["query"]):
         # The state is there from its first epoch on.
         commits = tmp_path / "checkpoint" / "commits"
@@ -254,7 +257,7 @@ def test_a_follower_that_dies_between_any_two_steps_sends_each_change_once(
         counted()
         followers.run(None)
         counted()
-        for death in [(step, is_done) for step in STEPS for is_done in (False, True)]:
+        for death in DEATHS:
             followers.run(death)
             counted()
         followers.run(None)
@@ -281,4 +284,77 @@ def test_a_follower_that_dies_between_any_two_steps_sends_each_change_once(
         assert row["payments"] >= last.get(group_of(row), (0, 0))[0]
         last[group_of(row)] = row["payments"], row["amount"]
     assert last == totals(range(sent))
+    fleet.shutdown()
+
+
+# -- what a function emits, held until it counts -----------------------------------------------------------------------
+
+
+def numbered(keys: pa.Table, rows: pa.Table, state: Any) -> pa.Table:
+    """Emit each payment, and how many its card had before it."""
+    sizes = np.diff(state.offsets)
+    before = state.get("n", 0)
+    state.update({"n": pc.add(before, pa.array(sizes))})
+    nth = np.arange(rows.num_rows) - np.repeat(state.offsets[:-1] - before.to_numpy(), sizes)
+    return pa.table({"card": rows["card"], "amount": rows["amount"], "nth": nth})
+
+
+@pytest.mark.timeout(600)
+def test_what_a_function_emits_is_sent_once_by_a_program_that_holds_it(
+    spark: SparkSession, new_uri: NewUri, broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = new_uri()
+    fleet = sf.connect(uri)
+    for topic in ("held-payments", "held-early", "held-once"):
+        broker.create_topic(topic, 2)
+    payment = stream_of(spark, broker.address, "held-payments", "card STRING, amount BIGINT")
+    emitted = (
+        fleet.stateful(payment, name="held", shards=2)
+        .groupBy("card")
+        .applyInArrowWithState(numbered, "card STRING, amount BIGINT, nth BIGINT", "n BIGINT", "update", "NoTimeout")
+    )
+    ordered = sf.with_result_order(emitted).select("card", F.to_json(F.struct("*")).alias("value"))
+    writer = ordered.withColumnRenamed("card", "key").writeStream.format("kafka").outputMode("update")
+    writer = writer.option("kafka.bootstrap.servers", broker.address).option("topic", "held-early")
+    writer = writer.option("checkpointLocation", str(tmp_path)).trigger(continuous="3 seconds")
+    places = {"localhost:9092": broker.address, "file:///var/lib/statefleet": uri, '"spent"': '"held-early"'}
+    places = {'state("spent")': 'state("held")', '"spent-held"': '"held-once"'} | places
+    test = "test_what_a_function_emits_is_sent_once_by_a_program_that_holds_it"
+    followers, sent = Followers(test, places, monkeypatch), 0
+
+    def emits(query: StreamingQuery) -> None:
+        """Send more, and wait until they are emitted."""
+        nonlocal sent
+        send_json(spark, broker, "held-payments", list(payments(range(sent, sent + 20))))
+        sent += 20
+        until(
+            lambda: (
+                query.exception()
+                or {value["amount"] for _, value in read_records(spark, broker, "held-early")} == set(range(sent))
+            ),
+            within_s=120,
+        )
+        assert query.exception() is None
+
+    for deaths in (DEATHS[:5], DEATHS[5:]):
+        # At its end the query is stopped in an epoch, which the next run repeats.
+        with stopping(writer.start()) as query:
+            until(lambda: query.exception() or any(tmp_path.glob("commits/[0-9]*")), within_s=120)
+            for number, death in enumerate(deaths):
+                emits(query)
+                if number % 2:
+                    lose_store_actors(fleet)
+                followers.run(death, passes=600)
+            emits(query)
+    with stopping(writer.start()) as query:
+        emits(query)
+        counts = fleet.state("held")
+        until(lambda: query.exception() or sum(row["n"] for row in counts.scan().to_arrow().to_pylist()) == sent)
+    followers.run(None)
+    assert len(all_records(broker, "held-early")) > sent, "epochs were repeated"
+    once = all_records(broker, "held-once")
+    assert Counter(value["amount"] for value in once) == Counter(range(sent))
+    for card in range(CARDS):
+        nth = [value["nth"] for value in once if value["card"] == f"card-{card}"]
+        assert nth == list(range(len(nth)))
     fleet.shutdown()

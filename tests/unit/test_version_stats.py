@@ -113,7 +113,7 @@ def test_a_version_that_a_programs_partition_did_not_make_has_the_partitions_ear
         for record in ledger.decide_commits([commit])[0]:
             ledger.fold(record)
     newest, previous, _ = version_stats(ledger, structs.replace(CREATED, query_id="python"), 0, 2, 9)
-    assert (newest.state_rows, newest.rows_in) == (20 + 10, 1)
+    assert (newest.state_rows, newest.rows_in, newest.run_id) == (20 + 10, 1, "run")
     assert (previous.state_rows, previous.rows_in) == (10 + 10, 2)
 
 

@@ -55,7 +55,7 @@ class EpochRun(
     // What a task sends is held back until the last of them has learned of an epoch, which Spark's default has take 0.1 s.
     val conf = execution.sparkSession.sessionState.conf
     if (!conf.contains(EpochRun.PollInterval)) conf.setConfString(EpochRun.PollInterval, EpochRun.PollMs)
-    ResultOrder.begin(execution.sparkSession.sparkContext, begun.run)
+    ResultOrder.begin(execution.sparkSession.sparkContext, begun.run, id)
     EpochRun.begun(this)
     beginEpoch(firstEpoch)
     Driver.ask[Array[Place]]("place", ofShards(firstEpoch) ++ Map("cores" -> cores, "connect_directly" -> true))

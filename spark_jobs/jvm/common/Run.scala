@@ -268,7 +268,7 @@ class OperatorRun(facts: Facts) {
           "active" -> Driver.activeQueries(session),
           "kafka" -> CurrentQuery.query(session).toSeq.flatMap(CurrentQuery.kafka))
         val begun = Driver.ask[Begun]("begin", fields(execution) ++ message)
-        ResultOrder.begin(session.sparkContext, begun.run)
+        ResultOrder.begin(session.sparkContext, begun.run, execution.runId)
         shards.clear()
         begun.layout
       })
