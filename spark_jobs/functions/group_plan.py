@@ -89,7 +89,8 @@ def build_group_state(grouped: GroupedData, definition: GroupFunction, stateful_
         late_times=definition.timeout_conf == GroupStateTimeout.EventTimeTimeout,
         reserved=(KEY_INDEX,) if definition.arrow else (),
     )
-    view = ViewComponent(store=columns.group_store(given_rows.keys))
+    store = columns.group_store(given_rows.keys)
+    view = ViewComponent(store=store)
     given_rows.view.show_keys(view)
     for name, tree in columns.shown_trees():
         view.value(name, tree, of="state")
@@ -115,7 +116,7 @@ def build_group_state(grouped: GroupedData, definition: GroupFunction, stateful_
         emitted=output,
         appends=appends,
         program=GroupStateProgram(
-            calls, given_rows.view, columns, definition.timeout_conf, given_rows.delay_ms is not None
+            calls, given_rows.view, columns, (store,), definition.timeout_conf, given_rows.delay_ms is not None
         ),
         keys=given_rows.grouping,
         state=state,

@@ -323,7 +323,7 @@ def file_schema(operator: RoutedOperator) -> StateSchema:
     """Return the schema of the files of an operator's state."""
     plan = operator.plan
     if isinstance(plan, GroupStatePlan):
-        store = plan.program.columns.group_store(plan.schema.keys)
+        (store,) = plan.program.stores
         return StateSchema.keyed(store.keys, store.values)
     return operator.schema
 
