@@ -35,8 +35,6 @@ _BATCH_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _PartitionTask:
-    """A ``mapInArrow`` function."""
-
     function: StoreFunction
     rows: pa.Schema
     stores: tuple[StoreSpec, ...]

@@ -197,8 +197,6 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
 
 @dataclass(frozen=True)
 class _Grouping:
-    """The grouping of an aggregation."""
-
     expressions: tuple[Expression, ...]
     #: Keys of the exchange and the state: all but a session.
     keys: tuple[Key, ...]
