@@ -105,8 +105,6 @@ def _table_ns(keys: int, rows: int, times: int) -> float:
 
 
 class _Store:
-    """A keyed store of all keys."""
-
     def __init__(self, keys: pa.Array, rows: int, seed: int) -> None:
         self._keys, self._rows = keys, rows
         self._random = np.random.default_rng(seed)

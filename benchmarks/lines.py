@@ -114,11 +114,10 @@ class NexmarkLine(Line):
         fleet = connect(f"file://{root}/fleet")
         try:
             for query in QUERIES.values():
-                if query.plain_spark:
-                    sides = self._measured(spark, fleet, query, root)
-                    batches = len(sides[FLEET]["batch_s"])
-                    detail = f"{self.batch_events:,} events, {self.shards} shards; {batches} batches"
-                    rows.append(self.row(f"{self.title}: {query.name}", detail, sides))
+                sides = self._measured(spark, fleet, query, root)
+                batches = len(sides[FLEET]["batch_s"])
+                detail = f"{self.batch_events:,} events, {self.shards} shards; {batches} batches"
+                rows.append(self.row(f"{self.title}: {query.name}", detail, sides))
         finally:
             fleet.shutdown()
         return rows

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ from pyspark.sql import functions as F
 from benchmarks.harness import Variant, add_files, in_turn, report_json, session, write_rows
 from statefleet.fleet import connect
 from statefleet.reads.fleet import attach
+
+#: Makes look-ups for some seconds, and returns the milliseconds of each.
+Side = Callable[[float], Any]
+#: Sides by name, each with the processes that serve it.
+Sides = dict[str, tuple[Side, list[psutil.Process]]]
 
 _NAME = "counts"
 #: What RisingWave says of itself: look-ups a second, mean milliseconds, and cores.
@@ -63,22 +69,8 @@ def by_pgbench(url: str, script: Path, options: argparse.Namespace, folder: Path
     for old in folder.glob(f"{log.name}.*"):
         old.unlink()
     host, port = url.removeprefix("postgresql://").partition("/")[0].split(":")
-    command = [
-        options.pgbench,
-        "-n",
-        "-M",
-        "prepared",
-        "-f",
-        script,
-        "-c",
-        str(clients),
-        "-j",
-        "1",
-        "-T",
-        str(int(seconds)),
-        "-l",
-    ]
-    command += [f"--log-prefix={log}", "-h", host, "-p", port, "-U", "reader", "statefleet"]
+    command = [options.pgbench, "-f", script, f"--log-prefix={log}", "-h", host, "-p", port]
+    command += f"-n -M prepared -c {clients} -j 1 -T {int(seconds)} -l -U reader statefleet".split()
     ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(ran.stderr)
@@ -122,7 +114,7 @@ def store_actors() -> list[psutil.Process]:
     ]
 
 
-def measured(side: Callable[[float], Any], seconds: float, served_by: Sequence[psutil.Process]) -> dict[str, float]:
+def measured(side: Side, seconds: float, served_by: Sequence[psutil.Process]) -> dict[str, float]:
     """Return the figures of a side's round."""
     before, began = busy_s(served_by), time.perf_counter()
     took_ms = side(seconds)
@@ -177,20 +169,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, text in _SCRIPTS.items():
                 scripts[name].write_text(text.format(last=options.keys - 1))
 
-            def beside_batches(side: Callable[[float], Any]) -> Callable[[float], Any]:
-                return lambda seconds: _beside(lambda: variant.run(files(options.batch_rows)), lambda: side(seconds))
+            def batch() -> None:
+                variant.run(files(options.batch_rows))
 
+            actors = store_actors()
+            of_get, of_sql = [psutil.Process(os.getpid()), *actors], [server, *actors]
             for clients in options.clients:
-                figures[str(clients)] = _of_clients(
-                    clients, fleet.uri, url, server, scripts, options, root, beside_batches
-                )
+                by_sql = {
+                    name: partial(by_pgbench, url, script, options, root, clients) for name, script in scripts.items()
+                }
+                sides: Sides = {
+                    "get": (partial(by_get, fleet.uri, options.keys, clients), of_get),
+                    "sql": (by_sql["sql"], of_sql),
+                    "sql beside batches": (partial(_beside, batch, by_sql["sql"]), of_sql),
+                }
+                if clients == min(options.clients):
+                    sides["sql by DuckDB"] = (by_sql["sql by DuckDB"], of_sql)
+                figures[str(clients)] = _of_clients(clients, sides, options)
         variant.query.stop()
         fleet.shutdown()
     print(json.dumps(figures, indent=2))
     report_json(options, keys=options.keys, clients=figures, risingwave=RISINGWAVE)
 
 
-def _beside(batch: Callable[[], Any], side: Callable[[], Any]) -> Any:
+def _beside(batch: Callable[[], Any], side: Side, seconds: float) -> Any:
     """Return what a side gives while there is a batch a second."""
     ended = threading.Event()
 
@@ -201,35 +203,14 @@ def _beside(batch: Callable[[], Any], side: Callable[[], Any]) -> Any:
     running = threading.Thread(target=run)
     running.start()
     try:
-        return side()
+        return side(seconds)
     finally:
         ended.set()
         running.join()
 
 
-def _of_clients(
-    clients: int,
-    uri: str,
-    url: str,
-    server: psutil.Process,
-    scripts: dict[str, Path],
-    options: argparse.Namespace,
-    root: Path,
-    beside_batches: Callable[[Callable[[float], Any]], Callable[[float], Any]],
-) -> dict[str, Any]:
+def _of_clients(clients: int, sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
     """Return the medians of each side's rounds, and the ratio of look-ups by SQL and by ``get``."""
-    actors, own = store_actors(), psutil.Process(os.getpid())
-    sides: dict[str, tuple[Callable[[float], Any], list[psutil.Process]]] = {
-        "get": (lambda seconds: by_get(uri, options.keys, clients, seconds), [own, *actors]),
-        "sql": (lambda seconds: by_pgbench(url, scripts["sql"], options, root, clients, seconds), [server, *actors]),
-    }
-    sides["sql beside batches"] = beside_batches(sides["sql"][0]), [server, *actors]
-    if clients == min(options.clients):
-        slow = scripts["sql by DuckDB"]
-        sides["sql by DuckDB"] = (
-            lambda seconds: by_pgbench(url, slow, options, root, clients, seconds),
-            [server, *actors],
-        )
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for side, _ in sides.values():
         side(2)

@@ -16,7 +16,7 @@ from coordinator.model.schema import Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import payload_type
 from spark_jobs.plan.logical import analysed
-from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, route_plan
+from spark_jobs.plan.operator_plan import OperatorPlan, ReduceTask, RoutedOperator, route_plan
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.worker.exchange import HASH_COLUMN, unpack
@@ -35,8 +35,6 @@ _BATCH_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _PartitionTask:
-    """A ``mapInArrow`` function."""
-
     function: StoreFunction
     rows: pa.Schema
     stores: tuple[StoreSpec, ...]
@@ -61,25 +59,13 @@ class _PartitionTask:
         yield from emitted
 
 
-@dataclass(frozen=True)
-class _PartitionsPlan:
-    """A function over partitions as an operator's plan, which makes its tasks (:mod:`spark_jobs.plan.operator_plan`)."""
+@dataclass(frozen=True, kw_only=True)
+class _PartitionsPlan(OperatorPlan):
+    """A function over partitions as an operator's plan, which makes its tasks."""
 
-    inputs: tuple[DataFrame, ...]
-    schema: StateSchema
     function: StoreFunction
     rows: pa.Schema
     stores: tuple[StoreSpec, ...]
-    output: StructType
-    appends: bool = True
-
-    def row_type(self) -> StructType:
-        """Return Spark's type of the rows that the function yields."""
-        return self.output
-
-    def finish(self, emitted: DataFrame) -> DataFrame:
-        """Return the rows that the function yields."""
-        return emitted
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata) -> ReduceTask:
         """Return the task that runs the function in Spark's worker."""
@@ -167,7 +153,14 @@ def _plan(
     kind = _parse_datatype_string(output) if isinstance(output, str) else output
     if not isinstance(kind, StructType):
         raise InvalidRequestError("the schema of what the function yields is a struct", schema=output)
-    return _PartitionsPlan((df.select(*selected, hashed),), schema, function, _rows_schema(df), stores, kind)
+    return _PartitionsPlan(
+        inputs=(df.select(*selected, hashed),),
+        schema=schema,
+        emitted=kind,
+        function=function,
+        rows=_rows_schema(df),
+        stores=stores,
+    )
 
 
 def _rows_schema(df: DataFrame) -> pa.Schema:

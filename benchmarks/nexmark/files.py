@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from benchmarks.nexmark.generator import AUCTIONS, BIDS, PERSONS, Events, Nexmark
 from coordinator.model.errors import InvalidRequestError
+from spark_jobs.jobs.events import write_file
 
 _SCHEMAS: Final = Events(PERSONS, AUCTIONS, BIDS)
 #: Modification time of micro-batch 0, 2001-09-09 01:46:40 UTC; each further batch is a second younger.
 _EPOCH_S: Final = 1_000_000_000
-_NS: Final = 1_000_000_000
 
 
 def write_events(folder: Path, nexmark: Nexmark, events: int, batch_events: int) -> None:
@@ -46,12 +44,7 @@ def write_batch(folder: Path, batch: int, events: Events) -> None:
     for name, rows in events._asdict().items():
         stream = folder / name
         stream.mkdir(parents=True, exist_ok=True)
-        file = stream / f"batch-{batch:08d}.parquet"
-        temporary = file.with_name(f".{file.name}")  # Spark reads no file whose name begins with a dot
-        pq.write_table(pa.table(rows), temporary)
-        modified = (_EPOCH_S + batch) * _NS
-        os.utime(temporary, ns=(modified, modified))
-        temporary.rename(file)
+        write_file(pa.table(rows), stream / f"batch-{batch:08d}.parquet", _EPOCH_S + batch)
 
 
 def read_stream(spark: SparkSession, folder: Path) -> Events:

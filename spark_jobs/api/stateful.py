@@ -143,7 +143,9 @@ class StatefulGroupedData:
         ...     count, "user string, seen long", "seen long", "update", GroupStateTimeout.NoTimeout
         ... )
         """
-        return self._with_state(func, outputStructType, stateStructType, outputMode, timeoutConf, arrow=False)
+        return self._with_state(
+            GroupFunction(func, outputStructType, stateStructType, outputMode, timeoutConf, arrow=False)
+        )
 
     def applyInArrowWithState(
         self,
@@ -196,7 +198,9 @@ class StatefulGroupedData:
         ...     sums, "shop string, total long", "total long", "update", GroupStateTimeout.ProcessingTimeTimeout
         ... )
         """
-        return self._with_state(func, outputStructType, stateStructType, outputMode, timeoutConf, arrow=True)
+        return self._with_state(
+            GroupFunction(func, outputStructType, stateStructType, outputMode, timeoutConf, arrow=True)
+        )
 
     def transformWithStateInPandas(
         self,
@@ -266,20 +270,12 @@ class StatefulGroupedData:
         )
         return self._transform(transformation)
 
-    def _with_state(
-        self,
-        func: Callable[..., Any],
-        output: T.StructType | str,
-        state: T.StructType | str,
-        output_mode: str,
-        timeout_conf: str,
-        *,
-        arrow: bool,
-    ) -> DataFrame:
-        function = GroupFunction(func, output, state, output_mode, timeout_conf, arrow)
-        plan = build_group_state(self._grouped, function, self._target.output_mode)
+    def _with_state(self, given: GroupFunction) -> DataFrame:
+        plan = build_group_state(self._grouped, given, self._target.output_mode)
         try:
-            sparks = self._grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
+            sparks = self._grouped.applyInPandasWithState(
+                given.function, given.output, given.state, given.output_mode, given.timeout_conf
+            )
         except AnalysisException:
             # Spark does not support keys that are expressions.
             sparks = self._grouped._df

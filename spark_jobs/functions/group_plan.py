@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import GroupedData, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
@@ -23,7 +23,7 @@ from spark_jobs.functions.user_state_task import (
     UserStateTask,
 )
 from spark_jobs.plan.keys import Key
-from spark_jobs.plan.operator_plan import ReduceTask
+from spark_jobs.plan.operator_plan import OperatorPlan, ReduceTask
 from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.view_components import ViewComponent, column
@@ -44,23 +44,13 @@ class GroupFunction:
     arrow: bool
 
 
-@dataclass(frozen=True)
-class GroupStatePlan:
-    """A function with state as an operator's plan, which makes its tasks (:mod:`spark_jobs.plan.operator_plan`)."""
+@dataclass(frozen=True, kw_only=True)
+class GroupStatePlan(OperatorPlan):
+    """A function with state as an operator's plan, which makes its tasks."""
 
-    inputs: tuple[DataFrame, ...]
-    schema: StateSchema
-    appends: bool
-    output: T.StructType
     program: GroupStateProgram
     keys: tuple[Key, ...]
     state: T.StructType
-
-    def row_type(self) -> T.StructType:
-        return self.output
-
-    def finish(self, emitted: DataFrame) -> DataFrame:
-        return emitted
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata) -> ReduceTask:
         timeout_conf = self.program.timeout_conf
@@ -99,7 +89,8 @@ def build_group_state(grouped: GroupedData, definition: GroupFunction, stateful_
         late_times=definition.timeout_conf == GroupStateTimeout.EventTimeTimeout,
         reserved=(KEY_INDEX,) if definition.arrow else (),
     )
-    view = ViewComponent(store=columns.group_store(given_rows.keys))
+    store = columns.group_store(given_rows.keys)
+    view = ViewComponent(store=store)
     given_rows.view.show_keys(view)
     for name, tree in columns.shown_trees():
         view.value(name, tree, of="state")
@@ -122,10 +113,10 @@ def build_group_state(grouped: GroupedData, definition: GroupFunction, stateful_
     return GroupStatePlan(
         inputs=(given_rows.frame,),
         schema=schema,
+        emitted=output,
         appends=appends,
-        output=output,
         program=GroupStateProgram(
-            calls, given_rows.view, columns, definition.timeout_conf, given_rows.delay_ms is not None
+            calls, given_rows.view, columns, (store,), definition.timeout_conf, given_rows.delay_ms is not None
         ),
         keys=given_rows.grouping,
         state=state,

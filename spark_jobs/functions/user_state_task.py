@@ -6,7 +6,7 @@ State comes and goes in a few calls for any number of keys: the program's stores
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -194,28 +194,21 @@ def _mask(column: pa.ChunkedArray) -> Mask:
 
 @dataclass(frozen=True)
 class GroupStateProgram:
-    """A function that is called for each key; see :class:`~spark_jobs.functions.user_program.UserProgram`.
-
-    The store's keys are the schema's; its values are those of `columns`, ``exists`` and ``timeout_us``, by which rows fall due.
-    """
+    """A function that is called for each key; see :class:`~spark_jobs.functions.user_program.UserProgram`."""
 
     calls: Calls
     view: GroupView
     columns: StateColumns
+    #: Its store, whose keys are the schema's; values are those of `columns`, ``exists`` and ``timeout_us``, by which rows fall due.
+    stores: tuple[StoreSpec]
     timeout_conf: str
     has_watermark: bool
 
-    @contextmanager
-    def opened(self, client: WorkerClient, task: TaskIdentity, schema: StateSchema) -> Iterator[OpenFunction]:
-        yield OpenFunction(self, (self.columns.group_store(schema.keys),))
-
-
-@dataclass(frozen=True)
-class OpenFunction:
-    """A function with its store, ready for one batch; see :class:`GroupStateProgram` for the store's columns."""
-
-    program: GroupStateProgram
-    stores: tuple[StoreSpec, ...]
+    def opened(
+        self, client: WorkerClient, task: TaskIdentity, schema: StateSchema
+    ) -> AbstractContextManager[GroupStateProgram]:
+        """Return itself: nothing has to be made for a batch."""
+        return nullcontext(self)
 
     def run(self, store: StateStore, batch: UserBatch) -> list[pa.Table]:
         times = batch.times
@@ -225,14 +218,11 @@ class OpenFunction:
         return [*emitted, *self.process_timeouts(store, batch.rows.schema, after)]
 
     def _clock(self, batch: UserBatch, watermark_ms: int, *, has_timed_out: bool) -> BatchClock:
-        program = self.program
-        return BatchClock(
-            program.timeout_conf, watermark_ms if program.has_watermark else None, batch.time_ms, has_timed_out
-        )
+        return BatchClock(self.timeout_conf, watermark_ms if self.has_watermark else None, batch.time_ms, has_timed_out)
 
     def process(self, store: StateStore, rows: pa.Table, clock: BatchClock) -> Iterator[pa.Table]:
         """Call the function for every key that has rows."""
-        groups = Groups.of(rows, self.program.view.leaves)
+        groups = Groups.of(rows, self.view.leaves)
         for begin in range(0, len(groups), _BLOCK_KEYS):
             part = groups.part(begin, min(len(groups), begin + _BLOCK_KEYS))
             yield from self._call(store, part, store.multi_get(part.keys), clock)
@@ -240,27 +230,25 @@ class OpenFunction:
     def process_timeouts(self, store: StateStore, schema: pa.Schema, clock: BatchClock) -> Iterator[pa.Table]:
         """Call the function for every key that has timed out; `schema` is that of the rows, of which there are none."""
         now_ms = clock.watermark_ms
-        if self.program.timeout_conf == GroupStateTimeout.ProcessingTimeTimeout:
+        if self.timeout_conf == GroupStateTimeout.ProcessingTimeTimeout:
             now_ms = clock.processing_time_ms
-        if self.program.timeout_conf == GroupStateTimeout.NoTimeout or now_ms is None:
+        if self.timeout_conf == GroupStateTimeout.NoTimeout or now_ms is None:
             return
         # Spark: a key has timed out once its time is before now.
         due = store.due(now_ms * 1000 - 1)
         due = due.append_column(FOUND, pa.array(np.ones(due.num_rows, np.bool_)))
         for begin in range(0, due.num_rows, _BLOCK_KEYS):
             block = due.slice(begin, _BLOCK_KEYS)
-            keys = block.select(self.program.view.leaves)
+            keys = block.select(self.view.leaves)
             yield from self._call(store, Groups.without_rows(keys, schema), block, clock)
 
     def _call(self, store: StateStore, groups: Groups, stored: pa.Table, clock: BatchClock) -> Iterator[pa.Table]:
         is_found = _mask(stored.column(FOUND))
         exists = is_found & _mask(stored.column(EXISTS.name))
         former_ms = pc.fill_null(single_chunk(stored.column(TIMEOUT.name)), NO_TIMEOUT * 1000).to_numpy() // 1000
-        visible = self.program.view.of(groups)
-        state = StateBatch(
-            self.program.columns, self.program.columns.shown(stored), exists, former_ms, groups.offsets, clock
-        )
-        yield from self.program.calls(visible, state)
+        visible = self.view.of(groups)
+        state = StateBatch(self.columns, self.columns.shown(stored), exists, former_ms, groups.offsets, clock)
+        yield from self.calls(visible, state)
         self._keep(store, groups.keys, is_found, state)
 
     def _keep(self, store: StateStore, keys: pa.Table, is_found: Mask, state: StateBatch) -> None:
@@ -269,9 +257,9 @@ class OpenFunction:
             mask = pa.array(written)
             timeouts = pa.array(timeouts_ms * 1000, mask=timeouts_ms == NO_TIMEOUT)
             values = [single_chunk(column) for column in state.values.itercolumns()]
-            columns = [*self.program.columns.held([value.filter(mask) for value in values])]
+            columns = [*self.columns.held([value.filter(mask) for value in values])]
             columns += [pa.array(state.exists).filter(mask), timeouts.filter(mask)]
-            names = [field.name for field in (*self.program.columns.fields, EXISTS, TIMEOUT)]
+            names = [field.name for field in (*self.columns.fields, EXISTS, TIMEOUT)]
             rows = keys.filter(mask)
             store.later("put", pa.table([*rows.columns, *columns], [*rows.column_names, *names]))
         removed = removed & is_found

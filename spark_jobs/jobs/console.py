@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
 from coordinator.model.errors import StateStoreError
+from spark_jobs.jobs.events import write_file
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet
@@ -112,10 +113,8 @@ def keep_newest(results: DataFrame, table: Path, keys: Sequence[str]) -> None:
         return
     if table.exists():
         changed = newest_rows(pa.concat_tables([pq.read_table(table), changed]), keys)
-    temporary = table.with_suffix(".tmp")
     table.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(changed, temporary)
-    temporary.replace(table)
+    write_file(changed, table)
 
 
 def _collect_arrow(results: DataFrame) -> pa.Table:

@@ -27,6 +27,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import several_event_times, watermark_delay_ms
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed, empty_frame, projected, resolved
+from spark_jobs.plan.operator_plan import OperatorPlan
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.storable import restored, spark_field, stored_type
 from spark_jobs.worker.exchange import HASH_COLUMN
@@ -40,37 +41,30 @@ class _Aggregate:
     buffers: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class AggregatePlan:
-    """An aggregation as the fleet runs it."""
+@dataclass(frozen=True, kw_only=True)
+class AggregatePlan(OperatorPlan):
+    """An aggregation as the fleet runs it; its only input has key leaves and inputs, named as in the schema."""
 
-    #: The only input: key leaves and inputs, named as in `schema`, and the hash of the keys.
-    inputs: tuple[DataFrame]
-    schema: StateSchema
-    appends: bool
     analysed: Plan
     #: If it has the query's output mode, the modes that it does not support, and why; None if it has a mode of its own.
     refused: Mapping[str, str] | None
     #: The keys of the groups, a session last.
     keys: tuple[Key, ...]
-    _aggregates: tuple[_Aggregate, ...]
-    _outputs: tuple[Expression, ...]
+    aggregates: tuple[_Aggregate, ...]
+    outputs: tuple[Expression, ...]
 
     @property
     def uses(self) -> list[AggregateExpression]:
         """Distinct aggregates of the query."""
-        return [aggregate.expression for aggregate in self._aggregates]
+        return [aggregate.expression for aggregate in self.aggregates]
 
     def accumulators(self, number: int) -> list[Accumulator]:
         """Return the accumulators of one of :attr:`uses`, by its index."""
         prefix = f"{_name(number)}_"
         return [accumulator for accumulator in self.schema.accumulators if accumulator.state[0].name.startswith(prefix)]
 
-    def row_type(self) -> T.StructType:
-        return T.StructType([spark_field(item) for item in (*self.schema.input_keys, *self.schema.emitted_fields)])
-
     def finish(self, reduced: DataFrame) -> DataFrame:
-        """Return the results, the columns of Spark's own aggregation, of emitted rows of ``row_type``."""
+        """Return the results, the columns of Spark's own aggregation, of emitted rows."""
         keys = [(key.expression, _resolve(reduced, key.tree.column())) for key in self.keys]
 
         def replacement(node: Expression) -> Expression | None:
@@ -80,19 +74,19 @@ class AggregatePlan:
             aggregate = AggregateExpression.at(node)
             return None if aggregate is None else self._evaluate(reduced, aggregate)
 
-        outputs = zip(self._outputs, self.analysed.output, strict=True)
+        outputs = zip(self.outputs, self.analysed.output, strict=True)
         return projected(
             reduced, ((output.unaliased.rebuilt(replacement).column(), attribute) for output, attribute in outputs)
         )
 
     def with_view(self) -> AggregatePlan:
-        empty = empty_frame(self.inputs[0].sparkSession, self.row_type())
-        view = aggregation_view(self.schema, self.keys, self._outputs, partial(self._evaluate, empty))
+        empty = empty_frame(self.inputs[0].sparkSession, self.emitted)
+        view = aggregation_view(self.schema, self.keys, self.outputs, partial(self._evaluate, empty))
         return replace(self, schema=structs.replace(self.schema, shown=view))
 
     def _evaluate(self, reduced: DataFrame, node: AggregateExpression) -> Expression:
         """Return Spark's final expression of an aggregate over the state's columns."""
-        aggregate = next(item for item in self._aggregates if item.expression.matches(node))
+        aggregate = next(item for item in self.aggregates if item.expression.matches(node))
         function = aggregate.expression.function
         make = FUNCTIONS[function.kind].result
         if make is emitted_result:
@@ -188,22 +182,21 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
         ),
     )
     plan = AggregatePlan(
-        (prepared,),
-        schema,
-        mode == "append",
-        node,
-        refused if output_mode is None else None,
-        grouping.result_keys,
-        tuple(builder.aggregates),
-        tuple(outputs),
+        inputs=(prepared,),
+        schema=schema,
+        emitted=T.StructType([spark_field(item) for item in (*schema.input_keys, *schema.emitted_fields)]),
+        appends=mode == "append",
+        analysed=node,
+        refused=refused if output_mode is None else None,
+        keys=grouping.result_keys,
+        aggregates=tuple(builder.aggregates),
+        outputs=tuple(outputs),
     )
     return plan.with_view()
 
 
 @dataclass(frozen=True)
 class _Grouping:
-    """The grouping of an aggregation."""
-
     expressions: tuple[Expression, ...]
     #: Keys of the exchange and the state: all but a session.
     keys: tuple[Key, ...]

@@ -17,14 +17,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.schema import Field, StateSchema
+from coordinator.model.schema import Field
 from spark_jobs.operators.join_analysis import JoinNode, analysed_join, lags_ms
 from spark_jobs.operators.join_keys import JoinCondition, JoinKeys, join_keys, split_condition
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import late_column, watermark_time
 from spark_jobs.plan.keys import leaf_field
-from spark_jobs.plan.logical import Plan, analysed, projected, resolved
-from spark_jobs.plan.operator_plan import check_output_mode
+from spark_jobs.plan.logical import analysed, projected, resolved
+from spark_jobs.plan.operator_plan import OperatorPlan, check_output_mode
 from spark_jobs.plan.row_columns import RowColumns
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.view_components import ViewComponent, column
@@ -45,16 +45,9 @@ class JoinedSide:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinPlan:
-    """A join as the fleet runs it; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`.
+class JoinPlan(OperatorPlan):
+    """A join as the fleet runs it."""
 
-    As it is, it is an as-of join. Spark has none of streams, and moves no filter through one: without some right rows, others
-    would be the newest.
-    """
-
-    inputs: tuple[DataFrame, ...]
-    schema: StateSchema
-    emitted: T.StructType
     #: The join's own columns: Spark's attribute, and the column computed from the rows that shards emit.
     columns: tuple[tuple[Expression, Column], ...]
     outputs: tuple[Expression, ...]
@@ -62,11 +55,6 @@ class JoinPlan:
     later: tuple[Expression, ...]
     #: Each side, for an import of its rows from another source.
     sides: tuple[JoinedSide, JoinedSide]
-    late_columns: Mapping[str, Sequence[str]]
-    appends: bool = True
-
-    def row_type(self) -> T.StructType:
-        return self.emitted
 
     def finish(self, emitted: DataFrame) -> DataFrame:
         """Return the results, with Spark's names, types and nullability; columns of the joined DataFrames refer to them as in Spark."""
@@ -83,14 +71,7 @@ class JoinPlan:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SparkJoinPlan(JoinPlan):
-    """A join that Spark has as well; see :class:`~spark_jobs.plan.operator_plan.SparksOwn`."""
-
-    analysed: Plan
-
-
-def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, output_mode: str) -> SparkJoinPlan:
+def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, output_mode: str) -> JoinPlan:
     """Plan ``left.join(right, on, how)``.
 
     Raises
@@ -106,8 +87,7 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
     keys = join_keys(*node.keys)
     if node.kind is JoinType.FULL_OUTER:
         keys = keys.without_structs()
-    plan = _planned(node, keys, _split(node, keys), lags_ms(spark, node), None)
-    return SparkJoinPlan(**vars(plan), analysed=node.analysed)
+    return _planned(node, keys, _split(node, keys), lags_ms(spark, node), None)
 
 
 def build_as_of_join(
@@ -352,6 +332,8 @@ def _planned(
         later=tuple(condition.later),
         sides=(sides[0].joined, sides[1].joined),
         late_columns={**sides[0].late_columns, **sides[1].late_columns},
+        # No filter moves through an as-of join, which Spark does not have: without some right rows, others would be the nearest.
+        analysed=node.analysed if as_of is None else None,
     )
 
 

@@ -103,7 +103,14 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
     late_columns = {}
     if late is not None and not any(key.expression.matches(late) for key in keys):
         late_columns[_LATE.name] = (f"c{attributes.index(late)}",)
-    return ProjectedPlan((prepared,), schema, emitted, rows.results, keys=tuple(keys), late_columns=late_columns)
+    return ProjectedPlan(
+        inputs=(prepared,),
+        schema=schema,
+        emitted=emitted,
+        late_columns=late_columns,
+        results=rows.results,
+        keys=tuple(keys),
+    )
 
 
 def _late_by(attributes: Sequence[Expression], keys: Sequence[Key]) -> Expression | None:
@@ -148,7 +155,7 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
         shown={"": component.to_json()},
     )
     emitted = T.StructType([types[field.name] for field in rows.fields])
-    return ProjectedPlan((prepared,), schema, emitted, rows.results)
+    return ProjectedPlan(inputs=(prepared,), schema=schema, emitted=emitted, results=rows.results)
 
 
 def build_top(
@@ -210,7 +217,9 @@ def build_top(
     if rank:
         emitted.append(T.StructField(RANK_COLUMN, T.IntegerType()))
         results = (*results, Result(F.col(RANK_COLUMN), _rank(df)))
-    return ProjectedPlan((prepared,), schema, T.StructType(emitted), results, appends=False)
+    return ProjectedPlan(
+        inputs=(prepared,), schema=schema, emitted=T.StructType(emitted), appends=False, results=results
+    )
 
 
 def _rank(df: DataFrame) -> Expression:

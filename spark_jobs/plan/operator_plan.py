@@ -1,4 +1,4 @@
-"""A stateful operator on its way into a streaming plan: the protocol of its kind, and the plan around its tasks.
+"""A stateful operator on its way into a streaming plan: what the plans of all kinds have, and the plan around its tasks.
 
 An exchange gives the rows of an operator's inputs to its shards, and the tasks above it hand them over to store actors; or a user's
 function above it gets them, in Python workers. Both are nodes of ours in Spark's plan (``spark_jobs/jvm/common/Operators.scala``).
@@ -8,7 +8,7 @@ Partition p is shard p, and it is the partition where Spark's own aggregation wo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -39,26 +39,25 @@ _OF_A_FUNCTION = frozenset({"FlatMapGroupsInPandasWithState", "FlatMapGroupsWith
 _REQUESTED: dict[str, StateMetadata] = {}
 
 
-class OperatorPlan(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class OperatorPlan:
     """An analysed operator: the rows to shuffle to its shards, and the results of the rows that they emit."""
 
-    @property
-    def inputs(self) -> tuple[DataFrame, ...]:
-        """For each of the schema's ``input_schemas`` that is read, its columns, and the hash of the keys."""
-
-    @property
-    def schema(self) -> StateSchema:
-        """The operator's schema."""
-
-    @property
-    def appends(self) -> bool:
-        """Whether an emitted row is final."""
-
-    def row_type(self) -> StructType:
-        """Return Spark's type of the rows that shards emit."""
+    #: For each of the schema's ``input_schemas`` that is read, its columns, and the hash of the keys.
+    inputs: tuple[DataFrame, ...]
+    schema: StateSchema
+    #: Spark's type of the rows that shards emit.
+    emitted: StructType
+    #: Whether an emitted row is final.
+    appends: bool = True
+    #: The columns by which emitted rows are late (:class:`~spark_jobs.plan.event_time.Upstream`), if it uses them for nothing else.
+    late_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Spark's own operator, with the columns of the results, if Spark has it and moves filters through it.
+    analysed: Plan | None = None
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """Return the results, with Spark's names, types and nullability, of emitted rows of ``row_type``."""
+        """Return the results, with Spark's names, types and nullability, of emitted rows."""
+        return emitted
 
 
 @runtime_checkable
@@ -98,24 +97,6 @@ class QueryModes(NamedTuple):
     def of(cls, schema: StateSchema) -> QueryModes:
         """Return the modes for an operator with a mode of its own."""
         return cls(schema.output_mode, query_modes(schema), {})
-
-
-@runtime_checkable
-class FiltersLateRows(Protocol):
-    """A plan that drops late rows by columns that it uses for nothing else."""
-
-    @property
-    def late_columns(self) -> Mapping[str, Sequence[str]]:
-        """Return the columns by which emitted rows are late (:class:`~spark_jobs.plan.event_time.Upstream`)."""
-
-
-@runtime_checkable
-class SparksOwn(Protocol):
-    """A plan of an operator that Spark also has, and moves filters through."""
-
-    @property
-    def analysed(self) -> Plan:
-        """Spark's own operator, with the columns of the results."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +158,7 @@ class RoutedOperator:
             mode=mode,
             modes=possible,
             refused=dict(refused),
-            late_columns=dict(plan.late_columns) if isinstance(plan, FiltersLateRows) else {},
+            late_columns=dict(plan.late_columns),
             by_python="a function of the user's is called in them" if is_of_function else None,
             accumulators=_accumulators(schema),
         )
@@ -302,11 +283,11 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata) -> DataFrame:
     if is_marked:
         rows = _marked_as_aggregation(rows)
     if isinstance(plan, TaskMaker):
-        emitted = rows.mapInArrow(plan.reduce_task(schema, metadata), plan.row_type())
+        emitted = rows.mapInArrow(plan.reduce_task(schema, metadata), plan.emitted)
     else:
-        emitted = _handed_over(rows, plan.row_type(), task)
+        emitted = _handed_over(rows, plan.emitted, task)
     results = plan.finish(emitted)
-    return _with_sparks_own(results, plan.analysed) if isinstance(plan, SparksOwn) else results
+    return results if plan.analysed is None else _with_sparks_own(results, plan.analysed)
 
 
 def _exchanged(inputs: Sequence[DataFrame], columns: T.StructType, shards: int, facts: str) -> DataFrame:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
-from coordinator.model.schema import Field, StateSchema
+from coordinator.model.schema import Field
 from coordinator.model.type_names import payload_type
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key, key_of
 from spark_jobs.plan.logical import projected
+from spark_jobs.plan.operator_plan import OperatorPlan
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import restored, stored, stored_type
 from spark_jobs.plan.view_components import Node, ViewComponent
@@ -93,21 +93,13 @@ class RowColumns:
                 component.value(result.attribute.name, result.tree)
 
 
-@dataclass(frozen=True)
-class ProjectedPlan:
-    """An operator whose results are columns of emitted rows; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`."""
+@dataclass(frozen=True, kw_only=True)
+class ProjectedPlan(OperatorPlan):
+    """An operator whose results are columns of emitted rows."""
 
-    inputs: tuple[DataFrame, ...]
-    schema: StateSchema
-    emitted: T.StructType
     results: tuple[Result, ...]
-    appends: bool = True
     #: The keys by which it stores rows; empty if it has none.
     keys: tuple[Key, ...] = ()
-    late_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def row_type(self) -> T.StructType:
-        return self.emitted
 
     def finish(self, emitted: DataFrame) -> DataFrame:
         """Return the results: the columns of Spark's own operator."""

@@ -20,7 +20,7 @@ from spark_jobs.functions.groups import Rows
 from spark_jobs.functions.user_state_task import UserStateTask
 from spark_jobs.plan.catalyst import WATERMARK_KEY
 from spark_jobs.plan.logical import quoted
-from spark_jobs.plan.operator_plan import ReduceTask
+from spark_jobs.plan.operator_plan import OperatorPlan, ReduceTask
 from spark_jobs.plan.spark_errors import InvalidTypeError, RefusedQueryError, UnpicklableError
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.transform.block import Block
@@ -55,19 +55,12 @@ def _chunks_of_shards(
         yield pa.record_batch({"shard": pa.array(present, pa.int32()), "chunk": pa.array(chunks, pa.binary())})
 
 
-@dataclass(frozen=True)
-class TransformPlan:
-    """A processor as an operator's plan, which makes its tasks (:mod:`spark_jobs.plan.operator_plan`)."""
+@dataclass(frozen=True, kw_only=True)
+class TransformPlan(OperatorPlan):
+    """A processor as an operator's plan, which makes its tasks."""
 
-    inputs: tuple[DataFrame, ...]
-    schema: StateSchema
-    appends: bool
-    output: T.StructType
     rows: GroupedInput
     program: ProcessorProgram
-
-    def row_type(self) -> T.StructType:
-        return self.output
 
     def finish(self, emitted: DataFrame) -> DataFrame:
         """Return the rows that the processor emits, with their event time marked for the operators that follow."""
@@ -75,7 +68,7 @@ class TransformPlan:
         if not event_time:
             return emitted
         marked = F.col(quoted(event_time)).alias(event_time, metadata={WATERMARK_KEY: self.rows.delay_ms})
-        return emitted.select(*(marked if name == event_time else F.col(quoted(name)) for name in self.output.names))
+        return emitted.select(*(marked if name == event_time else F.col(quoted(name)) for name in self.emitted.names))
 
     @property
     def due_per_ms(self) -> int | None:
@@ -92,7 +85,7 @@ class TransformPlan:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StartedPlan(TransformPlan):
     """A plan whose state starts from rows of a batch DataFrame; see :class:`~spark_jobs.plan.operator_plan.Collector`."""
 
@@ -154,8 +147,8 @@ def build_transform(grouped: GroupedData, definition: Transformation, stateful_m
     return kind(
         inputs=(rows.frame,),
         schema=schema,
+        emitted=output,
         appends=mode == "append",
-        output=output,
         rows=rows,
         program=ProcessorProgram(
             processor=processor,

@@ -18,7 +18,7 @@ from coordinator.model.errors import SetupError, StateStoreError
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import join_cluster, owner_of
 from coordinator.storage.uris import normalize_uri
-from statefleet.doctor.findings import Finding, Outcome, emit
+from statefleet.doctor.findings import Finding, emit, ok, warning, wrong
 
 _KNOCK_S = 1.0
 #: How long nodes may take to return their packages, in seconds: each starts a worker for it.
@@ -41,9 +41,7 @@ def findings(address: str, uri: str) -> Iterator[Finding]:
     where = ray.get_runtime_context().gcs_address
     owner = owner_of(where)
     of_owner = "" if owner is None else f", {owner}"
-    yield Finding(
-        "Ray cluster", Outcome.OK, f"Ray {ray.__version__} at {where}{of_owner}: {len(alive)} nodes, {cores:.0f} CPUs"
-    )
+    yield ok("Ray cluster", f"Ray {ray.__version__} at {where}{of_owner}: {len(alive)} nodes, {cores:.0f} CPUs")
     yield from _nodes(alive)
     if uri:
         yield _fleet(uri)
@@ -52,11 +50,11 @@ def findings(address: str, uri: str) -> Iterator[Finding]:
 def _not_joined(address: str, error: SetupError) -> Finding:
     """Return the finding for a cluster that cannot be joined: an error if it exists, or if it was named and does not answer."""
     if isinstance(error.__cause__, RuntimeError) or error.__cause__ is None:
-        return Finding("Ray cluster", Outcome.WRONG, f"the one at {address} cannot be joined", str(error))
+        return wrong("Ray cluster", f"the one at {address} cannot be joined", str(error))
     if address == "auto":
         advice = "ray start --head starts one; a job without one starts its own, for itself"
-        return Finding("Ray cluster", Outcome.WARNING, "none answers on this machine", advice)
-    return Finding("Ray cluster", Outcome.WRONG, f"none answers at {address}", str(error))
+        return warning("Ray cluster", "none answers on this machine", advice)
+    return wrong("Ray cluster", f"none answers at {address}", str(error))
 
 
 def ports(gcs_port: int = 6379, dashboard_port: int = 8265) -> Iterator[Finding]:
@@ -64,22 +62,20 @@ def ports(gcs_port: int = 6379, dashboard_port: int = 8265) -> Iterator[Finding]
     of_ray = {address.rpartition(":")[2] for address in services.find_gcs_addresses()}  # type: ignore[no-untyped-call]
     if not _is_taken(gcs_port) or str(gcs_port) in of_ray:
         text = "taken by Ray itself" if str(gcs_port) in of_ray else "free"
-        yield Finding(f"port {gcs_port} (GCS)", Outcome.OK, text)
+        yield ok(f"port {gcs_port} (GCS)", text)
     else:
-        yield Finding(
+        yield warning(
             f"port {gcs_port} (GCS)",
-            Outcome.WARNING,
             "taken by another program, so `ray start --head` fails",
             "give it another one: ray start --head --port=6380",
         )
     if not _is_taken(dashboard_port):
-        yield Finding(f"port {dashboard_port} (Ray's dashboard)", Outcome.OK, "free")
+        yield ok(f"port {dashboard_port} (Ray's dashboard)", "free")
     elif _is_dashboard(dashboard_port):
-        yield Finding(f"port {dashboard_port} (Ray's dashboard)", Outcome.OK, "taken by Ray itself")
+        yield ok(f"port {dashboard_port} (Ray's dashboard)", "taken by Ray itself")
     else:
-        yield Finding(
+        yield warning(
             f"port {dashboard_port} (Ray's dashboard)",
-            Outcome.WARNING,
             "taken by another program, so Ray's dashboard takes the next free port, and `ray job submit` does not find it",
             "ray start --head --dashboard-port=8266, and RAY_API_SERVER_ADDRESS for `ray job submit`",
         )
@@ -130,9 +126,8 @@ def _nodes(alive: list[dict[str, Any]]) -> Iterator[Finding]:
         try:
             versions = ray.get(references[node["NodeID"]], timeout=0)
         except RayError as error:
-            yield Finding(
+            yield wrong(
                 name,
-                Outcome.WRONG,
                 f"runs no task: {type(error).__name__}",
                 "look at its log (ray logs), its memory and its disk; restart Ray there",
             )
@@ -148,35 +143,26 @@ def compared(name: str, node_id: str, local: dict[str, str], of_node: dict[str, 
         if version != local[package]
     ]
     if differing:
-        return Finding(
+        return wrong(
             name,
-            Outcome.WRONG,
             f"{node_id} has another {', another '.join(differing)}",
             "install the same versions on every node, from requirements.lock",
         )
-    return Finding(name, Outcome.OK, f"{node_id}, Python {of_node['python']}, the same packages as here")
+    return ok(name, f"{node_id}, Python {of_node['python']}, the same packages as here")
 
 
 def _fleet(uri: str) -> Finding:
     try:
         coordinator = CoordinatorClient.find(normalize_uri(uri))
         if coordinator is None:
-            return Finding(
-                "fleet", Outcome.OK, "none of this URI runs on this cluster; statefleet.connect(uri) in a job starts it"
-            )
+            return ok("fleet", "none of this URI runs on this cluster; statefleet.connect(uri) in a job starts it")
         status = coordinator.status()
     except StateStoreError as error:
-        return Finding("fleet", Outcome.WRONG, "it runs, and does not answer", str(error))
+        return wrong("fleet", "it runs, and does not answer", str(error))
     lost = [actor for actor in status["store_actors"] if not actor["alive"]]
     if status["store_actors"] and len(lost) == len(status["store_actors"]):
-        return Finding(
-            "fleet", Outcome.WARNING, "its store actors are all lost", "start a query; state is in the object store"
-        )
-    return Finding(
-        "fleet",
-        Outcome.OK,
-        f"{len(status['store_actors']) - len(lost)} store actors, {len(status['queries'])} states open",
-    )
+        return warning("fleet", "its store actors are all lost", "start a query; state is in the object store")
+    return ok("fleet", f"{len(status['store_actors']) - len(lost)} store actors, {len(status['queries'])} states open")
 
 
 if __name__ == "__main__":

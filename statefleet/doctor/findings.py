@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import repeat
 
 #: Prefix of the lines of a check's output that are findings; libraries print other lines.
 _MARK = "finding "
+#: How long a killed check may take to end, in seconds; one that hangs in the kernel, on a file system that is gone, does not end.
+_KILL_S = 5.0
 
 
 class Outcome(StrEnum):
@@ -36,6 +39,18 @@ class Finding:
     advice: str = ""
 
 
+def ok(check: str, found: str) -> Finding:
+    return Finding(check, Outcome.OK, found)
+
+
+def warning(check: str, found: str, advice: str) -> Finding:
+    return Finding(check, Outcome.WARNING, found, advice)
+
+
+def wrong(check: str, found: str, advice: str) -> Finding:
+    return Finding(check, Outcome.WRONG, found, advice)
+
+
 def emit(findings: Iterable[Finding]) -> None:
     """Print findings for the process that runs the checks, each at once."""
     for finding in findings:
@@ -52,70 +67,56 @@ def run_apart(checks: Sequence[tuple[str, str, Sequence[str]]], limit_s: float) 
     limit_s
         How long each check may take, in seconds. Findings up to then are kept.
     """
-    running = [_RunningCheck(*check, limit_s) for check in checks]
-    for check in running:
-        yield from check.findings()
-
-
-class _RunningCheck:
-    def __init__(self, name: str, module: str, arguments: Sequence[str], limit_s: float) -> None:
-        self._name = name
-        self._limit_s = limit_s
-        self._lines: list[str] = []
-        self._errors: list[str] = []
-        # In its own session, so that the processes that it starts end with it.
-        self._process = subprocess.Popen(
+    processes = [
+        # Each in its own session, so that the processes that it starts end with it.
+        subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
             start_new_session=True,
         )
-        self._readers = [
-            _started(lambda: self._lines.extend(self._process.stdout or ())),
-            _started(lambda: self._errors.extend(self._process.stderr or ())),
-        ]
-        self._was_ended = False
-        self._timer = threading.Timer(limit_s, self._end)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _end(self) -> None:
-        """End the check when its time is over; it may have ended while a process that it started has its outputs open."""
-        self._was_ended = self._process.poll() is None
-        if any(reader.is_alive() for reader in self._readers):
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    def findings(self) -> Iterator[Finding]:
-        """Yield the findings, once the check has ended or its time is over."""
-        for reader in self._readers:
-            # A process that hangs in the kernel, on a file system that is gone, does not end when it is killed.
-            reader.join(self._limit_s + 5)
-        self._timer.cancel()
-        for line in list(self._lines):
-            if line.startswith(_MARK):
-                fields = json.loads(line.removeprefix(_MARK))
-                yield Finding(fields["check"], Outcome(fields["outcome"]), fields["found"], fields["advice"])
-        if self._was_ended:
-            yield Finding(
-                self._name,
-                Outcome.WRONG,
-                f"did not answer within {self._limit_s:.0f} s, and was ended",
-                "look whether its network or file system answers; what is told above was found before",
-            )
-        elif self._process.wait():
-            last = next((line.strip() for line in reversed(self._errors) if line.strip()), "without a word")
-            yield Finding(
-                self._name,
-                Outcome.WRONG,
-                f"the check itself failed: {last}",
-                "please report this as an error of Statefleet",
-            )
+        for _, module, arguments in checks
+    ]
+    with ThreadPoolExecutor(len(checks)) as pool:
+        try:
+            for findings in pool.map(_findings, [name for name, *_ in checks], processes, repeat(limit_s)):
+                yield from findings
+        finally:
+            # Some still run if the caller was interrupted; it would wait for them on leaving the pool.
+            for process in processes:
+                if process.poll() is None:
+                    _kill(process)
 
 
-def _started(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
+def _findings(name: str, process: subprocess.Popen[bytes], limit_s: float) -> list[Finding]:
+    """Return the findings of a check, once it has ended or its time is over."""
+    was_ended = False
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        # It may have ended while a process that it started has its outputs open.
+        was_ended = process.poll() is None
+        _kill(process)
+        try:
+            output, errors = process.communicate(timeout=_KILL_S)
+        except subprocess.TimeoutExpired as error:
+            output, errors = error.stdout or b"", error.stderr or b""
+    findings = []
+    for line in output.decode(errors="replace").splitlines():
+        if line.startswith(_MARK):
+            fields = json.loads(line.removeprefix(_MARK))
+            findings.append(Finding(fields["check"], Outcome(fields["outcome"]), fields["found"], fields["advice"]))
+    if was_ended:
+        advice = "look whether its network or file system answers; what is told above was found before"
+        findings.append(wrong(name, f"did not answer within {limit_s:.0f} s, and was ended", advice))
+    elif process.returncode:
+        lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
+        text = f"the check itself failed: {lines[-1] if lines else 'without a word'}"
+        findings.append(wrong(name, text, "please report this as an error of Statefleet"))
+    return findings
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

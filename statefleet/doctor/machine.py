@@ -15,7 +15,7 @@ from humanize import naturalsize
 from coordinator.model.errors import SetupError
 from spark_jobs.jvm.spark_lines import line_of
 from spark_jobs.session.java import choose_java_home
-from statefleet.doctor.findings import Finding, Outcome, emit
+from statefleet.doctor.findings import Finding, Outcome, emit, ok, warning, wrong
 from store_actors.spilling.spill_folder import IN_MEMORY, file_system, free_bytes
 
 #: Versions of Python that run each of Statefleet's extras.
@@ -37,10 +37,9 @@ def python_fits(version: str, extra: str) -> Finding:
     """Return whether Python of a version is supported with the version of Spark of an extra."""
     text = f"Python {version} ({sys.executable})"
     if version.rpartition(".")[0] in _PYTHONS[extra]:
-        return Finding("Python", Outcome.OK, text)
-    return Finding(
+        return ok("Python", text)
+    return wrong(
         "Python",
-        Outcome.WRONG,
         text,
         "Statefleet runs on Python 3.11 with Spark 3.5, and on Python 3.12 or 3.13 with Spark 4.2; install one of these on every node "
         "of the cluster",
@@ -71,13 +70,12 @@ def packages(required: Callable[[], list[str] | None] = lambda: metadata.require
     try:
         requirements = [Requirement(line) for line in required() or []]
     except metadata.PackageNotFoundError:
-        return Finding(
+        return warning(
             "packages",
-            Outcome.WARNING,
             "Statefleet itself is not installed here, so it is not known which packages it needs",
             "pip install it, on every node of the cluster",
         )
-    installed, wrong = [], []
+    installed, problems = [], []
     for requirement in requirements:
         extras = ("", _spark_extra(), "raydp")
         if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": name}) for name in extras):
@@ -87,14 +85,14 @@ def packages(required: Callable[[], list[str] | None] = lambda: metadata.require
         except metadata.PackageNotFoundError:
             # A check of its own tells of it.
             if requirement.name != "raydp":
-                wrong.append(f"{requirement.name} is missing")
+                problems.append(f"{requirement.name} is missing")
             continue
         installed.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
-            wrong.append(f"{requirement.name} is {version} and should be {requirement.specifier}")
-    if wrong:
-        return Finding("packages", Outcome.WRONG, "; ".join(wrong), _install_again())
-    return Finding("packages", Outcome.OK, ", ".join(installed))
+            problems.append(f"{requirement.name} is {version} and should be {requirement.specifier}")
+    if problems:
+        return wrong("packages", "; ".join(problems), _install_again())
+    return ok("packages", ", ".join(installed))
 
 
 #: Java 17.0.x from which on there is no warning: of the beginning of 2025. The one that comes with the package is of 2023.
@@ -106,31 +104,29 @@ def java(environ: Mapping[str, str] = os.environ) -> Finding:
     try:
         home = choose_java_home(environ)
     except SetupError as error:
-        return Finding("Java", Outcome.WRONG, "no Java 17 for Spark and RayDP", str(error))
+        return wrong("Java", "no Java 17 for Spark and RayDP", str(error))
     release = home / "release"
     version = re.search(r'JAVA_VERSION="([^"]+)"', release.read_text()) if release.is_file() else None
     text = f"Java {version[1] if version else 17} ({home})"
     patch = re.fullmatch(r"17\.0\.(\d+).*", version[1]) if version else None
     if patch is not None and int(patch[1]) < _PATCHED_JAVA:
-        return Finding(
+        return warning(
             "Java",
-            Outcome.WARNING,
             f"{text}, which lacks the security fixes since",
             "apt-get install openjdk-17-jre-headless, and set JAVA_HOME to it, where Spark reads what strangers wrote",
         )
-    return Finding("Java", Outcome.OK, text)
+    return ok("Java", text)
 
 
 def raydp_jars(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Yield whether RayDP has jars for the installed Spark."""
     spark, raydp = _folder("pyspark"), _folder("raydp")
     if spark is None:
-        yield Finding("RayDP and Spark", Outcome.WRONG, "PySpark is not installed", _install_again())
+        yield wrong("RayDP and Spark", "PySpark is not installed", _install_again())
         return
     if raydp is None:
-        yield Finding(
+        yield warning(
             "RayDP and Spark",
-            Outcome.WARNING,
             "RayDP is not installed, without which start_session and what runs by it (the quickstart, jobs) are not there",
             "make sessions by SparkSession.builder, or pip install Statefleet with its extra raydp; there is none for Spark 4.3",
         )
@@ -138,9 +134,8 @@ def raydp_jars(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
         yield jars_fit(spark / "jars", raydp / "jars", metadata.version("pyspark"), metadata.version("raydp"))
     home = environ.get("SPARK_HOME")
     if home is not None and _spark_of(Path(home) / "jars") != metadata.version("pyspark"):
-        yield Finding(
+        yield wrong(
             "SPARK_HOME",
-            Outcome.WRONG,
             f"it leads to Spark {_spark_of(Path(home) / 'jars') or 'without jars'} ({home}), and PySpark is "
             f"{metadata.version('pyspark')}",
             "unset SPARK_HOME, so that PySpark's own jars are used",
@@ -152,9 +147,8 @@ def jars_fit(spark: Path, raydp: Path, spark_version: str, raydp_version: str) -
     check = "RayDP and Spark"
     jars_version = _spark_of(spark)
     if jars_version != spark_version:
-        return Finding(
+        return wrong(
             check,
-            Outcome.WRONG,
             f"PySpark is {spark_version}, and its jars are of Spark {jars_version or 'none'}",
             f"pip install --force-reinstall pyspark=={spark_version}",
         )
@@ -168,8 +162,8 @@ def jars_fit(spark: Path, raydp: Path, spark_version: str, raydp_version: str) -
         if unexpected or not names:
             problem = f"not all of RayDP {raydp_version}: {', '.join(unexpected) or 'there is none'}"
             remedy = f"pip install --force-reinstall raydp=={raydp_version}"
-        return Finding(check, Outcome.WRONG, f"RayDP's jars in {raydp} are {problem}", remedy)
-    return Finding(check, Outcome.OK, f"RayDP {raydp_version} ({shim}) with Spark {spark_version}")
+        return wrong(check, f"RayDP's jars in {raydp} are {problem}", remedy)
+    return ok(check, f"RayDP {raydp_version} ({shim}) with Spark {spark_version}")
 
 
 def _build_version(raydp_version: str) -> str:
@@ -195,17 +189,14 @@ def shared_memory(folder: str = "/dev/shm", memory: int | None = None) -> Findin
     try:
         stats = os.statvfs(folder)
     except OSError as error:
-        return Finding(
-            "shared memory", Outcome.WARNING, f"{folder} cannot be looked at: {error}", "mount a tmpfs there"
-        )
+        return warning("shared memory", f"{folder} cannot be looked at: {error}", "mount a tmpfs there")
     size, free = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
     all_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if memory is None else memory
     text = f"{folder} has {naturalsize(size)}, {naturalsize(free)} of it free"
     if size >= _RAY_SHARE * all_memory:
-        return Finding("shared memory", Outcome.OK, text)
-    return Finding(
+        return ok("shared memory", text)
+    return warning(
         "shared memory",
-        Outcome.WARNING,
         f"{text}; Ray makes its object store of up to {_RAY_SHARE:.0%} of the memory ({naturalsize(all_memory)}), and puts it on "
         "disk where that does not fit, which is slow",
         f"make it larger (docker run --shm-size={naturalsize(_RAY_SHARE * all_memory).replace(' ', '').lower()}), or start Ray "
@@ -218,9 +209,8 @@ def spill_folder(environ: Mapping[str, str] = os.environ) -> Finding:
     folder = Path(environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or "/tmp")
     finding = disk_room("spill folder", folder / "ray" if (folder / "ray").is_dir() else folder)
     if finding.outcome is Outcome.OK and file_system(str(folder)) in IN_MEMORY:
-        return Finding(
+        return warning(
             "spill folder",
-            Outcome.WARNING,
             f"{finding.found}, and it lies in memory",
             "with memory_limit, name a folder on a disk: spill_dir of statefleet.connect",
         )
@@ -233,13 +223,11 @@ def disk_room(check: str, folder: Path) -> Finding:
         stats = os.statvfs(folder)
         free = free_bytes(str(folder))
     except OSError as error:
-        return Finding(
-            check, Outcome.WRONG, f"{folder} cannot be looked at: {error}", "make the folder, or mount its disk"
-        )
+        return wrong(check, f"{folder} cannot be looked at: {error}", "make the folder, or mount its disk")
     share = free / max(1, stats.f_blocks * stats.f_frsize)
     text = f"{folder} has {naturalsize(free)} ({share:.0%}) free"
     if share >= _NEAR and free >= _LITTLE:
-        return Finding(check, Outcome.OK, text)
+        return ok(check, text)
     outcome = Outcome.WRONG if share < _RAY_STOPS_AT and free < 10 * _LITTLE else Outcome.WARNING
     return Finding(
         check, outcome, text, f"make room: with less than {_RAY_STOPS_AT:.0%} Ray puts no objects there any more"

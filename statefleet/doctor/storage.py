@@ -16,7 +16,7 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.storage.probe import probe
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import normalize_uri, open_object_store
-from statefleet.doctor.findings import Finding, Outcome, emit
+from statefleet.doctor.findings import Finding, Outcome, emit, ok, warning, wrong
 from statefleet.doctor.machine import disk_room
 
 #: Difference of clocks that is reported, in seconds. Half the grace period of cleaning is for clocks that differ.
@@ -29,7 +29,7 @@ def findings(uri: str) -> Iterator[Finding]:
         normalized = normalize_uri(uri)
         objects = open_object_store(normalized)
     except InvalidRequestError as error:
-        yield Finding("object store", Outcome.WRONG, f"{uri} cannot be a fleet's URI", str(error))
+        yield wrong("object store", f"{uri} cannot be a fleet's URI", str(error))
         return
     if not normalized.startswith("file://"):
         yield from check_store(objects)
@@ -52,16 +52,15 @@ def check_store(objects: ObjectStore) -> Iterator[Finding]:
     try:
         probe(objects)
     except StateStoreError as error:
-        yield Finding("object store", Outcome.WRONG, f"{objects.uri} cannot hold state", str(error))
+        yield wrong("object store", f"{objects.uri} cannot hold state", str(error))
         return
     took_ms = 1000 * (time.monotonic() - begun)
     text = f"{objects.uri} can be read and written ({took_ms:.0f} ms for the proof)"
     if objects.tells_writers_apart:
-        yield Finding("object store", Outcome.OK, f"{text}; put-if-absent refuses a second writer")
+        yield ok("object store", f"{text}; put-if-absent refuses a second writer")
     else:
-        yield Finding(
+        yield warning(
             "object store",
-            Outcome.WARNING,
             f"{text}, with single_writer: nothing refuses a second writer",
             "run one fleet of this URI at a time, and prefer a store with conditional puts",
         )
@@ -79,19 +78,14 @@ def clock(objects: ObjectStore, now_s: Callable[[], float] = time.time) -> Findi
     finally:
         objects.delete(path)
     if modified_s is None:
-        return Finding(
-            "clock",
-            Outcome.WARNING,
-            "the store does not list what was just written",
-            "use a store whose listings are current",
+        return warning(
+            "clock", "the store does not list what was just written", "use a store whose listings are current"
         )
     # Modification times are whole seconds.
     off = max(before - 1 - modified_s, modified_s - after - 1, 0.0)
     limit = Maintenance().grace_s / 2
     if off < _CLOCK_S:
-        return Finding(
-            "clock", Outcome.OK, f"this machine's and the store's differ by less than {max(2, int(off) + 1)} s"
-        )
+        return ok("clock", f"this machine's and the store's differ by less than {max(2, int(off) + 1)} s")
     return Finding(
         "clock",
         Outcome.WRONG if off >= limit else Outcome.WARNING,

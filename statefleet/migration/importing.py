@@ -21,7 +21,7 @@ from coordinator.model.watermarks import Watermarks
 from coordinator.service.client import CoordinatorClient
 from spark_jobs.functions.group_plan import GroupStatePlan
 from spark_jobs.operators.aggregate import AggregatePlan
-from spark_jobs.operators.join import SparkJoinPlan
+from spark_jobs.operators.join import JoinPlan
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.event_time import operators_of, used_of
 from spark_jobs.plan.logical import Plan, analysed
@@ -302,7 +302,7 @@ def _rows(
     if isinstance(plan, AggregatePlan):
         in_query = aggregations.get(state.metadata.state_name)
         return aggregation_rows(plan, state.operator.schema, operator, in_query)
-    if isinstance(plan, SparkJoinPlan):
+    if isinstance(plan, JoinPlan) and plan.analysed is not None:
         return join_rows(plan, operator, used_of(analysed(frame), state.metadata.state_name))
     if isinstance(plan, GroupStatePlan):
         return function_rows(plan, operator)
@@ -323,7 +323,7 @@ def file_schema(operator: RoutedOperator) -> StateSchema:
     """Return the schema of the files of an operator's state."""
     plan = operator.plan
     if isinstance(plan, GroupStatePlan):
-        store = plan.program.columns.group_store(plan.schema.keys)
+        (store,) = plan.program.stores
         return StateSchema.keyed(store.keys, store.values)
     return operator.schema
 

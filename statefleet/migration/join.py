@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from coordinator.model.errors import StateMismatchError
 from coordinator.model.schema import Field
-from spark_jobs.operators.join import JoinedSide, SparkJoinPlan
+from spark_jobs.operators.join import JoinedSide, JoinPlan
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.checkpoint_state import StoreSchema, state_rows, with_columns
 from spark_jobs.plan.logical import analysed, resolved
@@ -32,7 +32,7 @@ _FLOATS = ("float32", "float64")
 _MATCHED = "matched"
 
 
-def join_rows(plan: SparkJoinPlan, operator: SparkOperator, used: Container[str]) -> DataFrame:
+def join_rows(plan: JoinPlan, operator: SparkOperator, used: Container[str]) -> DataFrame:
     """Return the rows of both sides of a Spark operator, in the columns of the plan's state.
 
     Parameters
@@ -49,7 +49,7 @@ def join_rows(plan: SparkJoinPlan, operator: SparkOperator, used: Container[str]
     return left.unionByName(right)
 
 
-def _side(plan: SparkJoinPlan, number: int, operator: SparkOperator, used: Container[str]) -> DataFrame:
+def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[str]) -> DataFrame:
     options, side = JoinOptions.of(plan.schema.options), plan.sides[number]
     state_format = int(operator.checkpoint.conf.get("spark.sql.streaming.join.stateFormatVersion", "2"))
     store = _stored_rows(operator, number, state_format)

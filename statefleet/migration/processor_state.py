@@ -104,8 +104,6 @@ def _described(variables: Sequence[tuple[str, str, bool]], time_mode: TimeMode |
 
 @dataclass(frozen=True)
 class _Reader:
-    """Spark's reader of the state of one operator."""
-
     plan: TransformPlan
     operator: SparkOperator
 

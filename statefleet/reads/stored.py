@@ -94,7 +94,6 @@ class StoredSource:
         return created
 
     def _metadata(self, name: str) -> StateMetadata | None:
-        """Return the metadata of a state; None if the state does not exist."""
         if name not in self._known:
             created = self._log(name).load_metadata()
             if created is None:

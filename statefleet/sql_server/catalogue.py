@@ -173,7 +173,6 @@ def _rewritten(found: re.Match[str]) -> str:
 
 
 def _create(database: Any, name: str, fields: Mapping[str, pa.DataType], rows: Sequence[tuple[Any, ...]]) -> None:
-    """Create a table of rows."""
     arrays = [pa.array([row[index] for row in rows], of) for index, of in enumerate(fields.values())]
     database.register("given", pa.table(arrays, names=list(fields)))
     database.execute(f"CREATE TABLE {name} AS FROM given")

@@ -85,7 +85,6 @@ class Conversation(Connection):
     # -- messages ---------------------------------------------------------------------------------------------------
 
     async def _next(self) -> bool:
-        """Answer the next message; return whether there may be another one."""
         while (message := self._inbox.next()) is None:
             await self._more()
         kind, body = message
@@ -148,7 +147,6 @@ class Conversation(Connection):
             self._status = b"E"
 
     async def _simple(self, text: str) -> None:
-        """Answer the statements of a text."""
         each = statements.split(text)
         if not each:
             self._send(messages.EMPTY_QUERY)

@@ -109,7 +109,6 @@ class Execution:
 
 
 def _messages(rows: pa.RecordBatch, encode: list[Encoder]) -> bytes:
-    """Return the messages of rows."""
     columns = [
         [None if value is None else encoder(value) for value in column.to_pylist()]
         for column, encoder in zip(rows.columns, encode, strict=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -16,6 +14,7 @@ from pyspark.sql import types as T
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.grouped_input import struct_type
 from spark_jobs.functions.values import RowValues
+from spark_jobs.jobs.events import write_file
 from spark_jobs.plan.spark_version import SPARK
 
 _FIRST_S = 1_700_000_000
@@ -89,11 +88,7 @@ class Inputs:
             pa.array([row if of == name else None for of, row in rows], schema.field(name).type)
             for name in schema.names
         ]
-        temporary = folder / f"{number:06d}.tmp"
-        pq.write_table(pa.table(columns, schema=schema), temporary)
-        # Spark takes files in the order of their times, of which a fast disk gives several the same.
-        os.utime(temporary, (_FIRST_S + number, _FIRST_S + number))
-        temporary.rename(temporary.with_suffix(".parquet"))
+        write_file(pa.table(columns, schema=schema), folder / f"{number:06d}.parquet", _FIRST_S + number)
 
     def streams(self, folder: Path) -> dict[str, DataFrame]:
         """Return the inputs as streaming DataFrames of the files of a folder, a file a batch."""

@@ -18,9 +18,9 @@ from pyspark.sql.types import TimestampType
 from benchmarks.harness import FLEET, Operators
 from benchmarks.nexmark.files import read_stream, write_batch, write_events
 from benchmarks.nexmark.generator import Events, Nexmark
-from benchmarks.nexmark.queries import QUERIES
 from statefleet.fleet import Fleet
 from tests.integration.nexmark_oracle import CLOSING, KEYS, ORACLES, Tables, finished, valid_bids, write_end
+from tests.integration.nexmark_queries import QUERIES
 from tests.integration.streams import short_list
 
 EVENTS = 20_000

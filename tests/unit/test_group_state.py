@@ -22,7 +22,7 @@ from coordinator.model.schema import Field
 from spark_jobs.functions.frames import PandasCalls, PandasForm
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns
 from spark_jobs.functions.state_batch import BatchClock, StateBatch
-from spark_jobs.functions.user_state_task import ArrowCalls, Calls, GroupStateProgram, GroupView, OpenFunction
+from spark_jobs.functions.user_state_task import ArrowCalls, Calls, GroupStateProgram, GroupView
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from store_actors.client.state_store import StateStore
@@ -77,8 +77,8 @@ class FunctionQuery:
             return answer({"default": handle}, kind, *args)
 
         store = StateStore(ask, StateStoreId("file:///x/s", 0, 0, "default"), handle.version)
-        program = GroupStateProgram(self._calls, VIEW, self._columns, self._conf, has_watermark=watermark is not None)
-        work = OpenFunction(program, ())
+        stores = (self._columns.group_store(KEYS),)
+        work = GroupStateProgram(self._calls, VIEW, self._columns, stores, self._conf, watermark is not None)
         keys, values = [row[0] for row in rows], [row[1] for row in rows]
         table = pa.table({"k": pa.array(keys, pa.string()), "v": pa.array(values, pa.int64())})
         before, after = watermark or (None, None)

@@ -133,7 +133,8 @@ class FakeClient:
         return StateStore(ask_actor, default_store(grant.lease.store_id, stores), base), grant
 
 
-FUNCTION = GroupStateProgram(ArrowCalls(sums, OUTPUT), VIEW, COLUMNS, GroupStateTimeout.NoTimeout, has_watermark=True)
+STORES = (COLUMNS.group_store(SCHEMA.keys),)
+FUNCTION = GroupStateProgram(ArrowCalls(sums, OUTPUT), VIEW, COLUMNS, STORES, GroupStateTimeout.NoTimeout, True)
 
 
 class Query:
