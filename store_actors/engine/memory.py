@@ -30,7 +30,7 @@ _LARGE = 1 << 16
 
 
 class Memory:
-    """The allocator of arrays; this one takes them from the process, as NumPy does. If it raises, the existing arrays stay as they are."""
+    """The allocator of arrays; this one takes them from the process, as NumPy does. If it raises, existing arrays stay as they are."""
 
     #: Bytes of Arrow data that are read or made at once, in all columns together.
     piece_bytes = PIECE_BYTES
