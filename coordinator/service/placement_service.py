@@ -88,7 +88,7 @@ class PlacementService:
         locality: TaskLocality,
     ) -> None:
         self.leases = PlannedLeases()
-        self._planner = MovePlanner(self.leases)
+        self._planner = MovePlanner(self.leases, fleet)
         self._locality = locality
         self._fleet = fleet
         self._writer_of = writer_of
@@ -119,7 +119,7 @@ class PlacementService:
             lambda ledger: (_of(ledger.assigned(), partitions), ledger.inherited(partitions))
         )
         moves = self._planner.plan(
-            state_name, query_id, partitions, slots, assigned, self._fleet, standbys, inherited, POLICIES[policy]
+            state_name, query_id, partitions, slots, assigned, standbys, inherited, POLICIES[policy]
         )
         return Placement(self.leases.holders(state_name, partitions, assigned, self._fleet), moves)
 
@@ -135,7 +135,7 @@ class PlacementService:
         if is_whole:
             self.leases.batch_ended(name)
         holders = self.leases.holders(name, partitions, assigned, self._fleet)
-        moves = self._planner.repairs(name, ledger.query_id, partitions, assigned, self._fleet)
+        moves = self._planner.repairs(name, ledger.query_id, partitions, assigned)
         return Placement(holders, moves)
 
     async def explain_placement(self, state_name: str, shard: int) -> PlacementExplanation:
@@ -207,7 +207,7 @@ class PlacementService:
                 continue
             writer = await self._writer_of(name)
             query_id, assigned = await writer.read(lambda ledger: (ledger.query_id, ledger.assigned()))
-            moves += self._planner.moves(name, query_id, partitions, _of(assigned, partitions), self._fleet)
+            moves += self._planner.moves(name, query_id, partitions, _of(assigned, partitions))
         return tuple(moves)
 
     async def drain(self, state_names: Sequence[str], node_id: str, *, dry_run: bool) -> tuple[PlannedMove, ...]:
