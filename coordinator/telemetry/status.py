@@ -61,8 +61,6 @@ def _memory(use: MemoryUse | None) -> dict[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The commits of one version, and their sums."""
-
     version: int
     entries: Sequence[CommitEntry]
     stats: BatchStats

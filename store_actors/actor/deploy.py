@@ -204,7 +204,6 @@ def _ended(
 
 
 def _log_failure(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:
-    """Log a move that failed, here and in the state's log."""
     move = outcome.move
     log.warning(
         "shard %d of %s stays where it is, and its batches go on: %s",
