@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from coordinator.runtime.runtime import MachineClock
+from coordinator.runtime.runtime import Clock
 
 
-class LaterClock(MachineClock):
+class LaterClock(Clock):
     """This machine's clock, to which elapsed seconds are added."""
 
     later_s = 0.0

@@ -13,7 +13,7 @@ from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId, TaskIdentity
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.service.calls import Actors, RayActors
+from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from statefleet.fleet import Fleet
 from store_actors.actor.fleet_clients import fleet_client_of
@@ -57,7 +57,7 @@ class Tasks:
         Its way to the actors.
     """
 
-    def __init__(self, fleet: Fleet, name: str, actors: Actors | None = None) -> None:
+    def __init__(self, fleet: Fleet, name: str, actors: RayActors | None = None) -> None:
         self.fleet, self.name = fleet, name
         address = FleetAddress(fleet.uri)
         self.client = fleet_client_of(address, actors)

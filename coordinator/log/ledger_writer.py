@@ -20,7 +20,7 @@ from coordinator.model.errors import (
     StorageUnavailableError,
 )
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Clock, MachineClock
+from coordinator.runtime.runtime import Clock
 from coordinator.storage.protocol import ObjectInfo
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class LedgerWriter:
     def __init__(self, manifest_log: ManifestLog, *, max_age_s: float = 1800.0, clock: Clock | None = None) -> None:
         self._log = manifest_log
         self._max_age_s = max_age_s
-        self._clock = clock or MachineClock()
+        self._clock = clock or Clock()
         self._compared_s = self._clock.elapsed_s()
         #: When the ledger was last equal to the log.
         self._current_s = self._compared_s

@@ -5,8 +5,6 @@ All are frozen values that are pickled between actors.
 
 from __future__ import annotations
 
-from typing import NewType
-
 from msgspec import Struct
 
 #: Name of an operator's store where it has only one.
@@ -19,10 +17,6 @@ PYTHON_QUERY_ID = "python"
 
 #: One named store of one partition.
 ShardKey = tuple[int, str]
-
-
-#: State after that many committed batches: batch ``b`` reads version ``b`` and commits ``b + 1``; version 0 is empty.
-Version = NewType("Version", int)
 
 
 class StateStoreId(Struct, frozen=True):

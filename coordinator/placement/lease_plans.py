@@ -267,10 +267,11 @@ class PlacementExplanation:
 
 
 class MovePlanner:
-    """Makes the plans of all states, by their policies."""
+    """Makes the plans of all states of a fleet, by their policies."""
 
-    def __init__(self, leases: PlannedLeases) -> None:
+    def __init__(self, leases: PlannedLeases, fleet: FleetView) -> None:
         self.leases = leases
+        self._fleet = fleet
 
     def plan(
         self,
@@ -279,7 +280,6 @@ class MovePlanner:
         partitions: range,
         slots: Sequence[ActorSlot],
         present: Mapping[int, ActorLocation],
-        fleet: FleetView,
         standbys: int = 0,
         inherited: Mapping[int, ActorLocation] = MappingProxyType({}),
         policy: PlacementPolicy = POLICIES["balance"],
@@ -293,7 +293,7 @@ class MovePlanner:
         inherited
             Store actors that have the rows of which shards without a store actor will be made.
         """
-        plan = self.leases.plan_of(state_name)
+        plan, fleet = self.leases.plan_of(state_name), self._fleet
         # By the slots that were reported before: standbys have their copies there.
         promoted = {
             partition: choice
@@ -313,8 +313,8 @@ class MovePlanner:
             if partition not in present and fleet.is_alive(holder)
         }
         choices = {partition: Choice(holder, INHERITED) for partition, holder in made_there.items()}
-        choices |= self._assign(state_name, query_id, partitions, slots, {**made_there, **present}, fleet)
-        moves = _moves(state_name, partitions, choices, present, fleet)
+        choices |= self._assign(state_name, query_id, partitions, slots, {**made_there, **present})
+        moves = self._moves(state_name, partitions, choices, present)
         free = choices.keys() - {move.partition_id for move in moves}
         # Shards that a standby is about to take over are spread evenly later.
         plan.is_skewed = any(partition in plan.with_lease for partition in free)
@@ -322,38 +322,28 @@ class MovePlanner:
         return moves
 
     def moves(
-        self,
-        state_name: str,
-        query_id: str,
-        partitions: range,
-        present: Mapping[int, ActorLocation],
-        fleet: FleetView,
+        self, state_name: str, query_id: str, partitions: range, present: Mapping[int, ActorLocation]
     ) -> tuple[PlannedMove, ...]:
         """Return the moves by which a state's shards are where its policy wants them, by the slots that the driver reported last.
 
         If no driver reported any since the coordinator started, all nodes that have a store actor count.
         """
-        slots = self.leases.slots(state_name) or [ActorSlot(location, 1) for location in fleet.actors()]
-        choices = self._assign(state_name, query_id, partitions, slots, present, fleet)
-        return _moves(state_name, partitions, choices, present, fleet)
+        slots = self.leases.slots(state_name) or [ActorSlot(location, 1) for location in self._fleet.actors()]
+        choices = self._assign(state_name, query_id, partitions, slots, present)
+        return self._moves(state_name, partitions, choices, present)
 
     def repairs(
-        self,
-        state_name: str,
-        query_id: str,
-        partitions: range,
-        present: Mapping[int, ActorLocation],
-        fleet: FleetView,
+        self, state_name: str, query_id: str, partitions: range, present: Mapping[int, ActorLocation]
     ) -> tuple[PlannedMove, ...]:
         """Return :meth:`moves` of a state whose shards went elsewhere than planned, once; none of others."""
         plan = self.leases.plan_of(state_name)
         if not plan.is_skewed:
             return ()
-        if any(live_incarnation(slot.location, fleet) is None for slot in plan.slots):
+        if any(live_incarnation(slot.location, self._fleet) is None for slot in plan.slots):
             # A store actor that was lost is being restarted, or the driver will report that its executor is gone.
             return ()
         plan.is_skewed = False
-        return self.moves(state_name, query_id, partitions, present, fleet)
+        return self.moves(state_name, query_id, partitions, present)
 
     def _assign(
         self,
@@ -362,20 +352,19 @@ class MovePlanner:
         partitions: range,
         slots: Iterable[ActorSlot],
         present: Mapping[int, ActorLocation],
-        fleet: FleetView,
     ) -> dict[int, Choice]:
         plan = self.leases.plan_of(state_name)
         going = {partition: choice.location for partition, choice in plan.with_lease.items()}
         current = {
             partition - partitions.start: location
             for partition, location in {**present, **going}.items()
-            if partition in partitions and fleet.is_alive(location)
+            if partition in partitions and self._fleet.is_alive(location)
         }
         live_slots = [
             replace(slot, location=live)
             for slot in slots
             if slot.location.node_id not in self.leases.drained
-            and (live := live_incarnation(slot.location, fleet)) is not None
+            and (live := live_incarnation(slot.location, self._fleet)) is not None
         ]
         request = PlacementRequest(
             state_name,
@@ -387,17 +376,18 @@ class MovePlanner:
         )
         return {partitions[shard]: choice for shard, choice in plan.policy(request).items()}
 
-
-def _moves(
-    state_name: str,
-    partitions: range,
-    choices: Mapping[int, Choice],
-    present: Mapping[int, ActorLocation],
-    fleet: FleetView,
-) -> tuple[PlannedMove, ...]:
-    """Return the choices for shards that a live store actor has, as moves."""
-    return tuple(
-        PlannedMove(state_name, partition, present[partition], choice.location, choice.reason, partitions.start)
-        for partition, choice in choices.items()
-        if partition in present and fleet.is_alive(present[partition]) and choice.location != present[partition]
-    )
+    def _moves(
+        self,
+        state_name: str,
+        partitions: range,
+        choices: Mapping[int, Choice],
+        present: Mapping[int, ActorLocation],
+    ) -> tuple[PlannedMove, ...]:
+        """Return the choices for shards that a live store actor has, as moves."""
+        return tuple(
+            PlannedMove(state_name, partition, holder, choice.location, choice.reason, partitions.start)
+            for partition, choice in choices.items()
+            if (holder := present.get(partition)) is not None
+            and self._fleet.is_alive(holder)
+            and choice.location != holder
+        )

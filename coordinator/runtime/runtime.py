@@ -12,30 +12,30 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
+from typing import Any, Protocol, TypeAlias
 
 #: On Linux, the ordinary monotonic clock stops while the machine sleeps, and this one does not.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-class Clock(Protocol):
-    """The clock of a process."""
+class Clock:
+    """The clock of this machine."""
 
     def now_s(self) -> float:
         """Return seconds since the epoch; the machine's clock can be set, also back."""
+        return time.time()
 
     def elapsed_s(self) -> float:
         """Return seconds since a fixed moment, to measure durations. They never go back, and also count while the machine sleeps."""
+        return time.clock_gettime(_CLOCK)
 
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds`."""
+        time.sleep(seconds)
 
 
 class Lock(Protocol):
@@ -54,55 +54,27 @@ class Lock(Protocol):
     ) -> None: ...
 
 
-class Pool(Protocol):
-    """Threads that run functions."""
-
-    def submit(self, function: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
-        """Run a function on one of the threads."""
+#: Threads that run functions.
+Pool: TypeAlias = Executor
 
 
-class Threads(Protocol):
-    """Starts threads and makes locks."""
+class Threads:
+    """Starts threads of this process and makes locks."""
 
     def lock(self) -> Lock:
         """Return a lock that the thread that has it may acquire again."""
-
-    def pool(self, size: int, name: str) -> Pool:
-        """Return a pool of threads, whose names begin with `name`."""
-
-    def start(self, target: Callable[[], None], name: str) -> None:
-        """Run a function on a new thread, which ends with the process."""
-
-    def future(self) -> Future[Any]:
-        """Return an event that one thread sets and others wait for."""
-
-
-class MachineClock:
-    """The clock of this machine."""
-
-    def now_s(self) -> float:
-        return time.time()
-
-    def elapsed_s(self) -> float:
-        return time.clock_gettime(_CLOCK)
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-class MachineThreads:
-    """Threads of this process."""
-
-    def lock(self) -> Lock:
         return threading.RLock()
 
     def pool(self, size: int, name: str) -> Pool:
+        """Return a pool of threads, whose names begin with `name`."""
         return ThreadPoolExecutor(size, thread_name_prefix=name)
 
     def start(self, target: Callable[[], None], name: str) -> None:
+        """Run a function on a new thread, which ends with the process."""
         threading.Thread(target=target, name=name, daemon=True).start()
 
     def future(self) -> Future[Any]:
+        """Return an event that one thread sets and others wait for."""
         return Future()
 
 
@@ -115,9 +87,9 @@ def random_id() -> str:
 class Runtime:
     """The clock, ids and threads of a process; by default the machine's own."""
 
-    clock: Clock = field(default_factory=MachineClock)
+    clock: Clock = field(default_factory=Clock)
     new_id: Callable[[], str] = random_id
-    threads: Threads = field(default_factory=MachineThreads)
+    threads: Threads = field(default_factory=Threads)
     #: Seed of the hashes of keys, so that a producer of keys cannot choose many keys with the same hash. No stored data depends on it.
     hash_seed: int = field(default_factory=partial(secrets.randbits, 128), repr=False)
 

@@ -14,7 +14,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.names import store_actors_prefix
 from coordinator.runtime.logs import log_to_stderr
-from coordinator.runtime.runtime import MachineClock, freeze_imports
+from coordinator.runtime.runtime import Clock, freeze_imports
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.metric_export import keep_exporting
 from coordinator.service.tracing import keep_tracing, open_traces
@@ -39,7 +39,7 @@ class CoordinatorActor(Coordinator):
         self._storage_options = storage_options
         self._namespace = namespace
         stats = StorageStats()
-        self._objects = open_store_in_actor(uri, storage_options, self._ask_store_actors, stats, MachineClock())
+        self._objects = open_store_in_actor(uri, storage_options, self._ask_store_actors, stats, Clock())
         super().__init__(uri, self._objects, maintenance, ray.get_runtime_context().get_node_id(), stats=stats)
         log.info("coordinator of %s started", uri, extra={"node": self._node_id})
 

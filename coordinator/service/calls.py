@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray._private import state, worker
@@ -25,55 +25,28 @@ START_S = 120.0
 NAMESPACE = "statefleet"
 
 
-class Actors(Protocol):
-    """The fleet's actors on a Ray cluster, as a process of it sees them."""
-
-    #: Seconds without an answer to a ping after which an actor that has a call to answer counts as hung.
-    hung_after_s: float
-
-    def find(self, name: str) -> Any | None:
-        """Return the handle of a named actor; None if there is none."""
-
-    def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
-        """Return whether one of the answers is there within a time."""
-
-    def get(self, reference: Any, timeout_s: float | None = None) -> Any:
-        """Return an answer; raises the method's error, RayActorError if the actor died, or TimeoutError after a time."""
-
-    def put(self, value: Any) -> Any:
-        """Return a reference to a value, for an argument that is large or sent more than once."""
-
-    def is_starting(self, handle: Any) -> bool:
-        """Return whether Ray still starts an actor, or starts it again: so long it answers no ping."""
-
-    def kill(self, handle: Any, *, restart: bool) -> None:
-        """End an actor's process; with `restart` Ray starts it again."""
-
-    def node_id(self) -> str:
-        """Return the id of this process's Ray node."""
-
-    def node_answers(self, node_id: str) -> bool:
-        """Return within a second whether a Ray node can be reached; Ray itself takes several to report a lost one."""
-
-
 class RayActors:
-    """The actors of the Ray cluster that this process is on; see :class:`Actors`."""
+    """The fleet's actors on the Ray cluster that this process is on."""
 
     def __init__(self, hung_after_s: float = 20.0) -> None:
+        #: Seconds without an answer to a ping after which an actor that has a call to answer counts as hung.
         self.hung_after_s = hung_after_s
         #: Address and port of each node's raylet.
         self._raylets: dict[str, tuple[str, int]] = {}
 
     def find(self, name: str) -> Any | None:
+        """Return the handle of a named actor; None if there is none."""
         try:
             return ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:  # how Ray says that there is none
             return None
 
     def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
+        """Return whether one of the answers is there within a time."""
         return bool(ray.wait(list(references), timeout=timeout_s)[0])
 
     def get(self, reference: Any, timeout_s: float | None = None) -> Any:
+        """Return an answer; raises the method's error, RayActorError if the actor died, or TimeoutError after a time."""
         try:
             return ray.get(reference, timeout=timeout_s)
         except GetTimeoutError as error:
@@ -82,9 +55,11 @@ class RayActors:
             raise RayActorError(error_msg=str(error)) from error
 
     def put(self, value: Any) -> Any:
+        """Return a reference to a value, for an argument that is large or sent more than once."""
         return ray.put(value)
 
     def is_starting(self, handle: Any) -> bool:
+        """Return whether Ray still starts an actor, or starts it again: so long it answers no ping."""
         return state.actors(handle._actor_id.hex()).get("State") in (
             "DEPENDENCIES_UNREADY",
             "PENDING_CREATION",
@@ -92,13 +67,16 @@ class RayActors:
         )
 
     def kill(self, handle: Any, *, restart: bool) -> None:
+        """End an actor's process; with `restart` Ray starts it again."""
         ray.kill(handle, no_restart=not restart)
 
     def node_id(self) -> str:
+        """Return the id of this process's Ray node."""
         node_id: str = ray.get_runtime_context().get_node_id()
         return node_id
 
     def node_answers(self, node_id: str) -> bool:
+        """Return within a second whether a Ray node can be reached; Ray itself takes several to report a lost one."""
         if node_id not in self._raylets:
             nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
             self._raylets |= {
@@ -120,7 +98,7 @@ def session_folder() -> str:
     return str(node.get_session_dir_path())
 
 
-def answer(actors: Actors, handle: Any, reference: Any) -> Any:
+def answer(actors: RayActors, handle: Any, reference: Any) -> Any:
     """Return the result of an actor's method, however long it takes; an actor that hangs is ended, and Ray restarts it.
 
     Raises
@@ -140,7 +118,7 @@ def answer(actors: Actors, handle: Any, reference: Any) -> Any:
     return actors.get(reference)
 
 
-def unwrapped(actors: Actors, handle: Any, reference: Any) -> Any:
+def unwrapped(actors: RayActors, handle: Any, reference: Any) -> Any:
     """Return :func:`answer`; an error of this project is raised as itself, and not in Ray's wrapper."""
     try:
         return answer(actors, handle, reference)

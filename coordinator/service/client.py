@@ -17,7 +17,7 @@ from coordinator.model.errors import (
 )
 from coordinator.model.maintenance import Maintenance
 from coordinator.runtime.runtime import Retry, Runtime
-from coordinator.service.calls import Actors, RayActors, unwrapped
+from coordinator.service.calls import RayActors, unwrapped
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.deploy import coordinator_name, deploy_coordinator
 from coordinator.storage.options import Secrets, StorageOptions
@@ -61,7 +61,7 @@ class CoordinatorClient:
     come back in time. Made by :meth:`connect` or :meth:`find`.
     """
 
-    def __init__(self, uri: str, handle: Any, actors: Actors, runtime: Runtime) -> None:
+    def __init__(self, uri: str, handle: Any, actors: RayActors, runtime: Runtime) -> None:
         self._uri = uri
         self._handle = handle
         self._actors = actors
@@ -70,7 +70,7 @@ class CoordinatorClient:
 
     @classmethod
     def find(
-        cls, uri: str, *, actors: Actors | None = None, runtime: Runtime | None = None
+        cls, uri: str, *, actors: RayActors | None = None, runtime: Runtime | None = None
     ) -> CoordinatorClient | None:
         """Return a client of the coordinator of a normalised URI on this Ray cluster; None if the fleet isn't up."""
         actors = actors or RayActors()
@@ -85,7 +85,7 @@ class CoordinatorClient:
         maintenance: Maintenance,
         *,
         secrets: Secrets | None = None,
-        actors: Actors | None = None,
+        actors: RayActors | None = None,
         runtime: Runtime | None = None,
     ) -> CoordinatorClient:
         """Return a client of the fleet's coordinator, which is started (with these options) and proven to work if it isn't there.

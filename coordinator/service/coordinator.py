@@ -6,14 +6,13 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from coordinator.ledger.batch_stats import BatchResult
-from coordinator.ledger.branches import Branch
 from coordinator.ledger.checkpoints import PART_RECORDS
-from coordinator.ledger.read_views import ReadView, VersionStats, ViewId, WantedView
 from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import RescalePlan, decide_rescale_request
 from coordinator.ledger.shard_layouts import ShardLayout
@@ -25,15 +24,12 @@ from coordinator.log.open_states import OpenStates
 from coordinator.model.commits import PartitionCommit, SnapshotEntry
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.identities import ActorLocation, StateStoreProviderId, TaskIdentity
-from coordinator.model.leases import CopyResult, ShardLocation
 from coordinator.model.load_plans import InstancePlans, LoadPlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryUse
-from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.lease_plans import PlacementExplanation, PlannedMove
-from coordinator.placement.policies import ActorSlot
+from coordinator.placement.lease_plans import PlannedMove
 from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.service.dropping import DroppedState, Dropping
@@ -53,6 +49,24 @@ log = logging.getLogger(__name__)
 
 #: Requests to the object store that are on their way at once, of all states.
 _REQUESTS = 64
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def _method_of(
+    part: str, method: Callable[Concatenate[Any, Given], Coroutine[Any, Any, Result]]
+) -> Callable[Concatenate[Coordinator, Given], Coroutine[Any, Any, Result]]:
+    """Return a method of the coordinator which is that of one of its parts, by the name of the attribute that has the part.
+
+    The two have one name, by which :class:`coordinator.service.client.CoordinatorClient` calls it.
+    """
+
+    @wraps(method)
+    async def call(self: Coordinator, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return await method(getattr(self, part), *args, **kwargs)
+
+    return call
 
 
 class Coordinator:
@@ -219,9 +233,7 @@ class Coordinator:
             committed.set()
         return accepted
 
-    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> range:
-        """Return the partitions of the shards of a batch that is about to be planned; see :meth:`Leasing.begin_batch`."""
-        return await self._leasing.begin_batch(task, planned, requested)
+    begin_batch = _method_of("_leasing", Leasing.begin_batch)
 
     async def newest_run(self, state_name: str) -> int:
         """Return the epoch of a state's newest lease: a run that begins after it has a greater one; 0 without any."""
@@ -276,10 +288,6 @@ class Coordinator:
 
         return await writer.decide(decide)
 
-    async def branch(self, state_name: str, name: str, version: int | None) -> Branch:
-        """Begin a state with a version of another one; see :meth:`Versions.branch`."""
-        return await self._versions.branch(state_name, name, version)
-
     async def drop(self, state_name: str, dry_run: bool, is_over: bool) -> DroppedState:
         """Drop a state, which frees its name, memory and files, or only say what would go. It may be repeated after it was cut off.
 
@@ -300,54 +308,17 @@ class Coordinator:
 
     # -- placement ------------------------------------------------------------------------------------------------
 
-    async def place_shards(
-        self,
-        state_name: str,
-        query_id: str,
-        partitions: range,
-        slots: Sequence[ActorSlot],
-        standbys: int = 0,
-        policy: str = "balance",
-    ) -> Placement:
-        """Place a state's shards on nodes that have executors, before the first task of a run and whenever these nodes change.
-
-        Parameters
-        ----------
-        standbys
-            How many store actors on other nodes are sent the commits of each shard.
-        """
-        return await self._placement.place(state_name, query_id, partitions, slots, standbys, policy)
-
-    async def explain_placement(self, state_name: str, shard: int) -> PlacementExplanation:
-        """Return why a shard is where it is: its newest moves, and where its tasks ran."""
-        return await self._placement.explain(state_name, shard)
-
-    async def plan_move(self, state_name: str, shard: int, node_id: str) -> tuple[PlannedMove, ...]:
-        """Return the move that puts a shard on a node; see :meth:`PlacementService.move`."""
-        return await self._placement.move(state_name, shard, node_id)
-
-    async def plan_rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
-        """Return the moves that put shards where their policies want them; see :meth:`PlacementService.rebalance`."""
-        return await self._placement.rebalance(state_names)
+    place_shards = _method_of("_placement", PlacementService.place_shards)
+    explain_placement = _method_of("_placement", PlacementService.explain_placement)
+    plan_move = _method_of("_placement", PlacementService.plan_move)
+    plan_rebalance = _method_of("_placement", PlacementService.plan_rebalance)
+    move_prepared = _method_of("_placement", PlacementService.move_prepared)
+    undrain = _method_of("_placement", PlacementService.undrain)
 
     async def drain(self, node_id: str, dry_run: bool) -> tuple[PlannedMove, ...]:
         """Place no shard on a node any more, and return the moves that empty it of the open states' shards."""
         names = [name for name, _ in self._states.writers()]
         return await self._placement.drain(names, node_id, dry_run=dry_run)
-
-    async def undrain(self, node_id: str) -> None:
-        """Let shards be placed on a node again."""
-        await self._placement.undrain(node_id)
-
-    async def move_prepared(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
-        """Have the target of a move own the shard from the end of the batch at hand on: it has a copy.
-
-        Returns
-        -------
-        bool
-            False if the source does not have the shard any more, or the target is lost: nothing is moved.
-        """
-        return await self._placement.copy_finished(move, copy_result)
 
     async def move_failed(self, move: PlannedMove, error: str) -> None:
         """Write to the state's log why a move failed."""
@@ -355,6 +326,14 @@ class Coordinator:
         self._metrics.move_failed(move.state_name)
 
     # -- versions -------------------------------------------------------------------------------------------------
+
+    locate = _method_of("_versions", Versions.locate)
+    read_view = _method_of("_versions", Versions.read_view)
+    list_versions = _method_of("_versions", Versions.list_versions)
+    branch = _method_of("_versions", Versions.branch)
+    batch_finished = _method_of("_versions", Versions.batch_finished)
+    end_epoch = _method_of("_versions", Versions.end_epoch)
+    newest_epoch = _method_of("_versions", Versions.newest_epoch)
 
     async def load_plans(
         self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]
@@ -365,30 +344,6 @@ class Coordinator:
         loading = await writer.read(lambda ledger: ledger.load_plans(partition_id, version, store_names))
         self._cleaner.pin(loading)
         return loading
-
-    async def locate(self, state_name: str, shard: int, version: int | None = None) -> ShardLocation:
-        """Return where a shard is, and its newest version; see :meth:`Versions.locate`."""
-        return await self._versions.locate(state_name, shard, version)
-
-    async def batch_finished(self, state_names: Sequence[str], run_id: str, batch_id: int, within_s: float) -> None:
-        """Let readers see a batch that Spark has finished; see :meth:`Versions.batch_finished`."""
-        await self._versions.batch_finished(state_names, run_id, batch_id, within_s)
-
-    async def end_epoch(self, task: TaskIdentity, partitions: range, end: str) -> None:
-        """Have an epoch of a continuous query count; see :meth:`Versions.end_epoch`."""
-        await self._versions.end_epoch(task, partitions, end)
-
-    async def newest_epoch(self, state_name: str) -> tuple[int, str] | None:
-        """Return the newest epoch that counts, and the end that Spark's logs are to have for it; None without any."""
-        return await self._versions.newest_epoch(state_name)
-
-    async def read_view(self, state_name: str, request: WantedView, cached: ViewId | None) -> ReadView | None:
-        """Return what a reader needs to read a version; see :meth:`Versions.read_view`."""
-        return await self._versions.read_view(state_name, request, cached)
-
-    async def list_versions(self, state_name: str, count: int, is_committed: bool = False) -> tuple[VersionStats, ...]:
-        """Return the newest versions that can be read; see :meth:`Versions.list_newest`."""
-        return await self._versions.list_newest(state_name, count, is_committed)
 
     async def reassigned(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """Return the partitions, of those asked for, that the store actor of this name should not have in memory.
@@ -511,20 +466,8 @@ class Coordinator:
         """Return whether a state's query is active, and its driver reports it."""
         return self._is_active(ledger) and self._metrics.is_running(ledger.run_id)
 
-    async def status_details(self) -> dict[str, Any]:
-        """Return :meth:`status` as the dashboard shows it, with batches, refusals, and files and moves of each shard.
-
-        Returns
-        -------
-        dict
-            ``queries``, as of :func:`~coordinator.telemetry.status.query_status`; ``took_ms``, for how long no other request was
-            answered meanwhile; ``executors`` of all drivers; ``running``, the batches that take long, by state.
-        """
-        return await self._overview.status_details()
-
-    async def samples(self) -> list[Sample]:
-        """Return the metrics of the states that are open."""
-        return await self._overview.samples()
+    status_details = _method_of("_overview", Overview.status_details)
+    samples = _method_of("_overview", Overview.samples)
 
     async def ping(self) -> str:
         """Return the id of this incarnation of the coordinator."""

@@ -59,7 +59,14 @@ class Overview:
         return {**self._fleet(queries), "unreadable": unreadable}
 
     async def status_details(self) -> dict[str, Any]:
-        """Return the status with details; see :meth:`~coordinator.service.coordinator.Coordinator.status_details`."""
+        """Return :meth:`status` as the dashboard shows it, with batches, refusals, and files and moves of each shard.
+
+        Returns
+        -------
+        dict
+            ``queries``, as of :func:`~coordinator.telemetry.status.query_status`; ``took_ms``, for how long no other request was
+            answered meanwhile; ``executors`` of all drivers; ``running``, the batches that take long, by state.
+        """
         queries = [state.details() for state in self._states.resting.values()]
         took_s = 0.0
         for ledger, created in self._states.described():

@@ -88,7 +88,7 @@ class PlacementService:
         locality: TaskLocality,
     ) -> None:
         self.leases = PlannedLeases()
-        self._planner = MovePlanner(self.leases)
+        self._planner = MovePlanner(self.leases, fleet)
         self._locality = locality
         self._fleet = fleet
         self._writer_of = writer_of
@@ -99,21 +99,27 @@ class PlacementService:
         marks = await asyncio.to_thread(self._store.list, _DRAINED)
         self.leases.drained |= {mark.path.rpartition("/")[2] for mark in marks}
 
-    async def place(
+    async def place_shards(
         self,
         state_name: str,
         query_id: str,
         partitions: range,
         slots: Sequence[ActorSlot],
-        standbys: int,
-        policy: str,
+        standbys: int = 0,
+        policy: str = "balance",
     ) -> Placement:
-        """Place a state's shards; :meth:`Coordinator.place_shards <coordinator.service.coordinator.Coordinator.place_shards>`."""
+        """Place a state's shards on nodes that have executors, before the first task of a run and whenever these nodes change.
+
+        Parameters
+        ----------
+        standbys
+            How many store actors on other nodes are sent the commits of each shard.
+        """
         assigned, inherited = await (await self._writer_of(state_name)).read(
             lambda ledger: (_of(ledger.assigned(), partitions), ledger.inherited(partitions))
         )
         moves = self._planner.plan(
-            state_name, query_id, partitions, slots, assigned, self._fleet, standbys, inherited, POLICIES[policy]
+            state_name, query_id, partitions, slots, assigned, standbys, inherited, POLICIES[policy]
         )
         return Placement(self.leases.holders(state_name, partitions, assigned, self._fleet), moves)
 
@@ -129,10 +135,10 @@ class PlacementService:
         if is_whole:
             self.leases.batch_ended(name)
         holders = self.leases.holders(name, partitions, assigned, self._fleet)
-        moves = self._planner.repairs(name, ledger.query_id, partitions, assigned, self._fleet)
+        moves = self._planner.repairs(name, ledger.query_id, partitions, assigned)
         return Placement(holders, moves)
 
-    async def explain(self, state_name: str, shard: int) -> PlacementExplanation:
+    async def explain_placement(self, state_name: str, shard: int) -> PlacementExplanation:
         """Return why a shard is where it is: its newest moves, and where its tasks ran."""
 
         partition_id = (await self._checked(state_name, shard))[shard]
@@ -149,7 +155,7 @@ class PlacementService:
 
         return await (await self._writer_of(state_name)).read(explanation)
 
-    async def move(self, state_name: str, shard: int, node_id: str) -> tuple[PlannedMove, ...]:
+    async def plan_move(self, state_name: str, shard: int, node_id: str) -> tuple[PlannedMove, ...]:
         """Return the move that puts one shard on a node; none if it is there.
 
         Raises
@@ -192,7 +198,7 @@ class PlacementService:
         reason = "asked for by `statefleet move`"
         return (PlannedMove(state_name, partitions[shard], source, target, reason, partitions.start),)
 
-    async def rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
+    async def plan_rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
         """Return the moves by which the shards of those states that exist are where their policies want them."""
         moves: list[PlannedMove] = []
         for name in state_names:
@@ -201,7 +207,7 @@ class PlacementService:
                 continue
             writer = await self._writer_of(name)
             query_id, assigned = await writer.read(lambda ledger: (ledger.query_id, ledger.assigned()))
-            moves += self._planner.moves(name, query_id, partitions, _of(assigned, partitions), self._fleet)
+            moves += self._planner.moves(name, query_id, partitions, _of(assigned, partitions))
         return tuple(moves)
 
     async def drain(self, state_names: Sequence[str], node_id: str, *, dry_run: bool) -> tuple[PlannedMove, ...]:
@@ -226,7 +232,7 @@ class PlacementService:
             await asyncio.to_thread(self._store.put, _drained_path(node_id), b"")
         self.leases.drained.add(node_id)
         try:
-            return tuple(move for move in await self.rebalance(state_names) if move.source.node_id == node_id)
+            return tuple(move for move in await self.plan_rebalance(state_names) if move.source.node_id == node_id)
         finally:
             if dry_run and not was_drained:
                 self.leases.drained.discard(node_id)
@@ -236,7 +242,7 @@ class PlacementService:
         await asyncio.to_thread(self._store.delete, _drained_path(node_id))
         self.leases.drained.discard(node_id)
 
-    async def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
+    async def move_prepared(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
         """Have the target of a move, which has a copy, own the shard from the end of the batch at hand on; False if it cannot."""
         source = await self._holder(move.state_name, move.partition_id)
         if source != move.source or not self._fleet.is_alive(move.target):

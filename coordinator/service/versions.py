@@ -180,10 +180,10 @@ class Versions:
         await writer.decide(lambda ledger: (ledger.decide_epoch(task, layout, end), None))
 
     async def newest_epoch(self, state_name: str) -> tuple[int, str] | None:
-        """Return the newest epoch that counts, and its end; None without any."""
+        """Return the newest epoch that counts, and the end that Spark's logs are to have for it; None without any."""
         return await (await self._writer_of(state_name)).read(lambda ledger: ledger.epoch_end)
 
-    async def list_newest(self, state_name: str, count: int, is_committed: bool) -> tuple[VersionStats, ...]:
+    async def list_versions(self, state_name: str, count: int, is_committed: bool = False) -> tuple[VersionStats, ...]:
         """Return statistics of the newest versions of a state that can be read, newest first, `count` at most.
 
         Raises

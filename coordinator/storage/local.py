@@ -21,34 +21,12 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from coordinator.model.errors import CommitUnknownError, StorageUnavailableError
 from coordinator.storage.protocol import ObjectInfo
 
 _TEMPORARY_PREFIX = ".tmp-"
-
-
-class OsCalls(Protocol):
-    """The calls of module ``os`` that make files durable; each method is the function of its name."""
-
-    def open(self, path: Path, flags: int, mode: int = 0o777) -> int: ...
-
-    def write(self, descriptor: int, data: memoryview, /) -> int: ...
-
-    def fsync(self, fd: int) -> None: ...
-
-    def close(self, fd: int) -> None: ...
-
-    def link(self, src: Path, dst: Path) -> None: ...
-
-    def replace(self, src: Path, dst: Path) -> None: ...
-
-    def unlink(self, path: Path) -> None: ...
-
-    def mkdir(self, path: Path, mode: int = 0o777) -> None: ...
-
-    def stat(self, path: Path) -> os.stat_result: ...
 
 
 class LocalObjectStore:
@@ -59,11 +37,13 @@ class LocalObjectStore:
     root
         Absolute folder. The first write creates it, readable by its user only, as state is as private as its input rows. An existing
         folder keeps its permissions.
+    calls
+        The functions of module ``os`` that make files durable. Tests give others.
     """
 
     tells_writers_apart = True
 
-    def __init__(self, root: Path, calls: OsCalls = os) -> None:
+    def __init__(self, root: Path, calls: Any = os) -> None:
         self.uri = f"file://{root}"
         self._root = root
         self._calls = calls

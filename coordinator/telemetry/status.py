@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from msgspec import structs
+
 from coordinator.ledger.batch_stats import BatchStats
 from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
@@ -40,11 +42,7 @@ def fleet_status(
         "coordinator": coordinator,
         "store_actors": [
             {
-                "actor_name": actor.actor_name,
-                "instance_id": actor.instance_id,
-                "node_id": actor.node_id,
-                "host": actor.host,
-                "pid": actor.pid,
+                **structs.asdict(actor),
                 "alive": not actors.is_dead(actor),
                 **_memory(actors.memory(actor)),
             }
@@ -63,8 +61,6 @@ def _memory(use: MemoryUse | None) -> dict[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The commits of one version, and their sums."""
-
     version: int
     entries: Sequence[CommitEntry]
     stats: BatchStats

@@ -21,8 +21,8 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.policies import ActorSlot
-from coordinator.runtime.runtime import MachineClock, Retry
-from coordinator.service.calls import START_S, Actors, RayActors, unwrapped
+from coordinator.runtime.runtime import Clock, Retry
+from coordinator.service.calls import START_S, RayActors, unwrapped
 from store_actors.actor.deploy import actors_for, ensure_store_actor
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.connections.direct_calls import DirectAddress
@@ -41,7 +41,7 @@ class _Watched:
     #: Whether it has answered since it was started: one that is starting answers no ping, and does not hang.
     has_answered: bool = False
 
-    def is_hung(self, actors: Actors, passed_s: float) -> bool:
+    def is_hung(self, actors: RayActors, passed_s: float) -> bool:
         """Return whether it has not answered for long; ping it unless it owes an answer."""
         if self.ping is not None and actors.wait([self.ping], 0.0):
             try:
@@ -136,7 +136,7 @@ class ExecutorNodes:
         return self._direct
 
     def _answer(self, handle: Any, answer: Any, ask_again: Callable[[], Any]) -> Any:
-        retry = Retry(MachineClock(), START_S, first_pause_s=0.1, longest_pause_s=1.0)
+        retry = Retry(Clock(), START_S, first_pause_s=0.1, longest_pause_s=1.0)
         while True:
             try:
                 return unwrapped(self._actors, handle, answer)

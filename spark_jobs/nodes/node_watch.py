@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 
 from coordinator.model.errors import StateStoreError
 from coordinator.placement.lease_plans import PlannedMove
-from coordinator.service.calls import Actors, RayActors
+from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.telemetry.drivers import DriverReport
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
@@ -97,7 +97,7 @@ class NodeWatch:
         executors: Executors,
         fleets: Callable[[], Iterable[WatchedFleet]],
         cluster: RayCluster | None = None,
-        actors: Actors | None = None,
+        actors: RayActors | None = None,
     ) -> None:
         self._executors = executors
         self._fleets = fleets

@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from coordinator.model.errors import StoreUnavailableError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import MachineClock, Retry, freeze_imports
+from coordinator.runtime.runtime import Clock, Retry, freeze_imports
 from store_actors.client.leased_call import DEADLINE_S, PAUSE_S
 from store_actors.client.operator_task import BatchHeader
 from store_actors.client.worker_client import WorkerClient
@@ -42,7 +42,7 @@ def worker_client(store_actor: Mapping[str, Any] | None) -> Iterator[WorkerClien
     """
     assert store_actor is not None, "Spark's task says where it is"
     settle_process()
-    retry = Retry(MachineClock(), DEADLINE_S, first_pause_s=PAUSE_S, longest_pause_s=1.0)
+    retry = Retry(Clock(), DEADLINE_S, first_pause_s=PAUSE_S, longest_pause_s=1.0)
     while True:
         try:
             connection = FunctionConnection(**store_actor, request={"is_worker": True})

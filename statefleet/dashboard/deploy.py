@@ -11,15 +11,15 @@ from ray.exceptions import RayActorError
 from coordinator.model.errors import SetupError
 from coordinator.model.names import dashboard_name
 from coordinator.runtime.extras import import_extra
-from coordinator.runtime.runtime import MachineClock, Retry
-from coordinator.service.calls import START_S, Actors, unwrapped
+from coordinator.runtime.runtime import Clock, Retry
+from coordinator.service.calls import START_S, RayActors, unwrapped
 from coordinator.service.deploy import options_on_head
 from statefleet.dashboard.options import DashboardOptions
 
 log = logging.getLogger(__name__)
 
 
-def dashboard_url(actors: Actors, uri: str, options: DashboardOptions | None = None) -> str:
+def dashboard_url(actors: RayActors, uri: str, options: DashboardOptions | None = None) -> str:
     """Return the address of the dashboard of a normalised URI's fleet; the dashboard is started if there is none.
 
     Parameters
@@ -32,7 +32,7 @@ def dashboard_url(actors: Actors, uri: str, options: DashboardOptions | None = N
     SetupError, InvalidRequestError
         Nothing can be served there, or the token is not valid.
     """
-    retry = Retry(MachineClock(), START_S, first_pause_s=0.1, longest_pause_s=1.0)
+    retry = Retry(Clock(), START_S, first_pause_s=0.1, longest_pause_s=1.0)
     while True:
         try:
             handle = actors.find(dashboard_name(uri))

@@ -22,7 +22,7 @@ from coordinator.model.errors import StateStoreError, StoreUnavailableError
 from coordinator.model.identities import ActorLocation, StateStoreId
 from coordinator.model.schema import StateSchema
 from coordinator.runtime.runtime import Runtime
-from coordinator.service.calls import Actors
+from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from store_actors.connections.direct_calls import DirectAddress, DirectMessages, connect
 from store_actors.messages.key_queries import KeyQuery, KeyResult, KeyResults
@@ -94,7 +94,7 @@ class FleetSource:
     def __init__(
         self,
         coordinator: CoordinatorClient,
-        actors: Actors,
+        actors: RayActors,
         runtime: Runtime,
         direct: DirectClient | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class FleetSource:
         self._guard = runtime.threads.lock()
 
     @classmethod
-    def connected(cls, coordinator: CoordinatorClient, actors: Actors, runtime: Runtime) -> Self:
+    def connected(cls, coordinator: CoordinatorClient, actors: RayActors, runtime: Runtime) -> Self:
         """Return a source with connections of this process to the store actors."""
 
         def address_of(actor_name: str) -> DirectAddress | None:

@@ -22,8 +22,8 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.names import dashboard_name, store_actor_name
 from coordinator.placement.lease_plans import PlannedMove
-from coordinator.runtime.runtime import MachineThreads
-from coordinator.service.calls import NAMESPACE, Actors, RayActors, unwrapped
+from coordinator.runtime.runtime import Threads
+from coordinator.service.calls import NAMESPACE, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import Secrets, StorageOptions
 
@@ -48,7 +48,7 @@ def actors_for(cores: int) -> int:
 
 
 def ensure_store_actor(
-    actors: Actors,
+    actors: RayActors,
     uri: str,
     storage_options: StorageOptions,
     maintenance: Maintenance,
@@ -100,14 +100,14 @@ def deploy_store_actor(
     return actor.remote(name, uri, storage_options, maintenance, memory)
 
 
-def store_metrics(actors: Actors, status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def store_metrics(actors: RayActors, status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the counters of the store actors that a status lists as alive, by actor name."""
     names = sorted({actor["actor_name"] for actor in status["store_actors"] if actor["alive"]})
     handles = {name: actors.find(name) for name in names}
     return {name: actors.get(handle.metrics.remote()) for name, handle in handles.items() if handle is not None}
 
 
-def forward_credentials(actors: Actors, status: Mapping[str, Any], secrets: Secrets) -> None:
+def forward_credentials(actors: RayActors, status: Mapping[str, Any], secrets: Secrets) -> None:
     """Forward credentials that the coordinator has accepted to the store actors that a status lists as alive.
 
     A store actor that starts later asks the coordinator. So does one that cannot be reached now, once Ray has restarted it.
@@ -122,7 +122,7 @@ def forward_credentials(actors: Actors, status: Mapping[str, Any], secrets: Secr
             log.warning("store actor %s is lost; its next life asks for the credentials: %s", name, error)
 
 
-def end_store_actors(actors: Actors, coordinator: CoordinatorClient, node_id: str) -> None:
+def end_store_actors(actors: RayActors, coordinator: CoordinatorClient, node_id: str) -> None:
     """Kill the store actors of a node for good, if there are any. Their shards go to other store actors with the next lease."""
     for actor in coordinator.status()["store_actors"]:
         if actor["node_id"] == node_id and actor["alive"]:
@@ -132,7 +132,7 @@ def end_store_actors(actors: Actors, coordinator: CoordinatorClient, node_id: st
             coordinator.report_store_actor_lost(actor["instance_id"])
 
 
-def end_fleet(actors: Actors, coordinator: CoordinatorClient) -> None:
+def end_fleet(actors: RayActors, coordinator: CoordinatorClient) -> None:
     """Kill a fleet's dashboard and store actors, then its coordinator, for good."""
     status = coordinator.status()
     dashboard = actors.find(dashboard_name(status["uri"]))
@@ -158,7 +158,7 @@ class MoveOutcome:
     error: str = ""
 
 
-def carry_out(actors: Actors, coordinator: CoordinatorClient, moves: Sequence[PlannedMove]) -> Iterator[MoveOutcome]:
+def carry_out(actors: RayActors, coordinator: CoordinatorClient, moves: Sequence[PlannedMove]) -> Iterator[MoveOutcome]:
     """Move shards, some at a time, and yield each outcome; batches go on meanwhile.
 
     A move that fails leaves its shard where it is, and the other moves go on. The state's log has the reason.
@@ -172,7 +172,7 @@ def carry_out(actors: Actors, coordinator: CoordinatorClient, moves: Sequence[Pl
             yield outcome
 
 
-def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) -> tuple[Any, Any] | str:
+def _begun(actors: RayActors, coordinator: CoordinatorClient, move: PlannedMove) -> tuple[Any, Any] | str:
     """Begin a move; return the handle of its target and the pending answer, or the reason why nothing was begun."""
     try:
         handle = actors.find(move.target.actor_name)
@@ -188,7 +188,7 @@ def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) ->
 
 
 def _ended(
-    actors: Actors, coordinator: CoordinatorClient, move: PlannedMove, started: tuple[Any, Any] | str
+    actors: RayActors, coordinator: CoordinatorClient, move: PlannedMove, started: tuple[Any, Any] | str
 ) -> MoveOutcome:
     if isinstance(started, str):
         return MoveOutcome(move, None, started)
@@ -204,7 +204,6 @@ def _ended(
 
 
 def _log_failure(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:
-    """Log a move that failed, here and in the state's log."""
     move = outcome.move
     log.warning(
         "shard %d of %s stays where it is, and its batches go on: %s",
@@ -224,7 +223,7 @@ class LiveMigration:
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
-        self._threads = MachineThreads()
+        self._threads = Threads()
         self._guard = self._threads.lock()
         #: Shards whose move is running: until it ends, the same move is planned repeatedly.
         self._moving: set[tuple[str, int]] = set()

@@ -18,7 +18,7 @@ from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateStoreError
 from coordinator.model.leases import Lease
 from coordinator.runtime.runtime import Lock
-from coordinator.service.calls import Actors
+from coordinator.service.calls import RayActors
 from store_actors.messages.requests import ReplicatedCommit
 from store_actors.serving.metrics import StoreMetrics
 
@@ -34,7 +34,7 @@ _BYTES_ON_THEIR_WAY = 1 << 28
 class Replicator:
     """The standbys of one process's partitions. Thread-safe."""
 
-    def __init__(self, actors: Actors, own_name: str, metrics: StoreMetrics, guard: Lock) -> None:
+    def __init__(self, actors: RayActors, own_name: str, metrics: StoreMetrics, guard: Lock) -> None:
         self._guard = guard
         self._actors = actors
         self._own_name = own_name

@@ -28,7 +28,7 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.logs import about, log_to_stderr
 from coordinator.runtime.runtime import Runtime, freeze_imports
-from coordinator.service.calls import Actors, RayActors, session_folder, unwrapped
+from coordinator.service.calls import RayActors, session_folder, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.metric_export import EXPORT_INTERVAL_S, MetricExport
 from coordinator.storage.actor_store import ForwardedCredentialsStore, StorageStats
@@ -121,7 +121,7 @@ class StoreProcess:
         coordinator: CoordinatorClient,
         maintenance: Maintenance,
         runtime: Runtime,
-        actors: Actors,
+        actors: RayActors,
         memory: StoreMemory | None = None,
         check_fitness: Callable[[], None] = lambda: None,
     ) -> None:

@@ -22,7 +22,7 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from coordinator.runtime.runtime import Clock, Retry
-from coordinator.service.calls import Actors, unwrapped
+from coordinator.service.calls import RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import StorageOptions
 from store_actors.client.leased_call import DEADLINE_S, PAUSE_S, Granted, LeasedCall
@@ -47,7 +47,7 @@ class FleetClient:
     def __init__(
         self,
         coordinator: CoordinatorClient,
-        actors: Actors,
+        actors: RayActors,
         clock: Clock,
         find_local: Callable[[], Any],
     ) -> None:

@@ -21,7 +21,7 @@ from coordinator.model.errors import FencedError, StoreUnavailableError
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Clock, Pool, Retry, Threads
-from coordinator.service.calls import Actors, RayActors, unwrapped
+from coordinator.service.calls import RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from store_actors.client.leased_call import DEADLINE_S, PAUSE_S, LeasedCall
 from store_actors.messages.requests import OpenRequest
@@ -44,7 +44,7 @@ class LeasedCalls:
     """
 
     def __init__(
-        self, actors: Actors, coordinator: CoordinatorClient, clock: Clock, find_local: Callable[[], Any]
+        self, actors: RayActors, coordinator: CoordinatorClient, clock: Clock, find_local: Callable[[], Any]
     ) -> None:
         self.actors = actors
         self._coordinator = coordinator
@@ -241,7 +241,7 @@ def unavailable(task: TaskIdentity, error: Exception) -> StoreUnavailableError:
 class SessionCalls:
     """Calls of a session that a store actor has open."""
 
-    actors: Actors
+    actors: RayActors
     handle: Any
     session_id: str
     request: OpenRequest
@@ -273,7 +273,7 @@ def local_calls(threads: Threads) -> Pool:
 
 class LocalActors(RayActors):
     """The fleet's actors as the process of a store actor sees them: it calls itself without Ray; see
-    :class:`~coordinator.service.calls.Actors`.
+    :class:`~coordinator.service.calls.RayActors`.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 from msgspec import structs
@@ -223,23 +223,15 @@ class EpochServer:
 TakingShard = EpochShard | FunctionShard
 
 
-class RowFormat(Protocol):
-    """How rows are sent."""
-
-    def decoded(self, content: bytes, schema: pa.Schema) -> pa.Table:
-        """Return the rows of a piece, whose columns a schema has; errors as of :func:`~unsafe_rows.decoded`."""
-
-    def encoded(self, results: Emitted) -> Iterator[tuple[int, bytes]]:
-        """Yield blocks of results, each with the number of its rows."""
-
-
 class _UnsafeRows:
     """Rows in Spark's own format."""
 
     def decoded(self, content: bytes, schema: pa.Schema) -> pa.Table:
+        """Return the rows of a piece, whose columns a schema has; errors as of :func:`~unsafe_rows.decoded`."""
         return pa.Table.from_batches([unsafe_rows.decoded(content, schema, 1)])
 
     def encoded(self, results: Emitted) -> Iterator[tuple[int, bytes]]:
+        """Yield blocks of results, each with the number of its rows."""
         block = results.block() if isinstance(results, ChangedGroups) else None
         if block is not None:
             # Small pieces do not pass through Arrow, which takes most of their time.
@@ -251,7 +243,7 @@ class _UnsafeRows:
 
 
 class _ArrowRows:
-    """Rows as Arrow streams."""
+    """Rows as Arrow streams, with the methods of :class:`_UnsafeRows`."""
 
     def decoded(self, content: bytes, schema: pa.Schema) -> pa.Table:
         return pa.ipc.open_stream(content).read_all()
@@ -260,6 +252,10 @@ class _ArrowRows:
         for batch in batches(visible(emitted_table(results)), _FRAME_BYTES):
             if batch.num_rows:
                 yield batch.num_rows, as_stream(batch)
+
+
+#: How rows are sent.
+RowFormat = _UnsafeRows | _ArrowRows
 
 
 def _format(is_unsafe: bool) -> RowFormat:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from coordinator.model.errors import StoreUnavailableError
-from coordinator.runtime.runtime import MachineClock, Retry
+from coordinator.runtime.runtime import Clock, Retry
 from store_actors.connections.direct_calls import TASK, DirectAddress, MessageBytes, connect
 from store_actors.connections.hand_over import FORMAT, LENGTH, SECRET_BYTES, address_of, secret_of
 from store_actors.connections.sender import FrameSender
@@ -176,7 +176,7 @@ class FunctionConnection:
             raise PermissionError(f"{address} is not a store actor's")
 
     def _connect_to(self, address: DirectAddress) -> None:
-        retry = Retry(MachineClock(), _TRIES_S, first_pause_s=0.1, longest_pause_s=1.0)
+        retry = Retry(Clock(), _TRIES_S, first_pause_s=0.1, longest_pause_s=1.0)
         while True:
             try:
                 messages = connect(address, _PATIENCE_S)

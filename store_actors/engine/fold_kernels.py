@@ -84,30 +84,31 @@ def _replaces(code, rows, rows_i, rows_f, slot, word, values, values_f, column, 
 
 
 @njit(void(f64_2, int64, int64, float64, int64), cache=True, nogil=True)
-def _add_moments(rows_f, slot, word, x, highest):
-    """Add one value to n, avg, m2, m3 and (`highest` 4) m4, in the order Spark's CentralMomentAgg computes them."""
+def add_moments(rows_f, slot, word, x, highest):
+    """Add one value to n, avg and the moments from the second to the `highest` (2 to 4), in the order of Spark's CentralMomentAgg."""
     count = rows_f[slot, word] + 1.0
     delta = x - rows_f[slot, word + 1]
     delta_n = delta / count
     m2 = rows_f[slot, word + 2] + delta * (delta - delta_n)
-    delta2, delta_n2 = delta * delta, delta_n * delta_n
-    m3 = rows_f[slot, word + 3] - 3.0 * delta_n * m2 + delta * (delta2 - delta_n2)
-    if highest == 4:
-        rows_f[slot, word + 4] = (
-            rows_f[slot, word + 4]
-            - 4.0 * delta_n * m3
-            - 6.0 * delta_n2 * m2
-            + delta * (delta * delta2 - delta_n * delta_n2)
-        )
+    if highest >= 3:
+        delta2, delta_n2 = delta * delta, delta_n * delta_n
+        m3 = rows_f[slot, word + 3] - 3.0 * delta_n * m2 + delta * (delta2 - delta_n2)
+        if highest == 4:
+            rows_f[slot, word + 4] = (
+                rows_f[slot, word + 4]
+                - 4.0 * delta_n * m3
+                - 6.0 * delta_n2 * m2
+                + delta * (delta * delta2 - delta_n * delta_n2)
+            )
+        rows_f[slot, word + 3] = m3
     rows_f[slot, word] = count
     rows_f[slot, word + 1] += delta_n
     rows_f[slot, word + 2] = m2
-    rows_f[slot, word + 3] = m3
 
 
 @njit(void(f64_2, int64, int64, f64_2, int64, int64, int64), cache=True, nogil=True)
-def _merge_moments(rows_f, slot, word, values_f, a, row, highest):
-    """Merge the moments of other values, from the columns ``a..``."""
+def merge_moments(rows_f, slot, word, values_f, a, row, highest):
+    """Merge the moments of other values, from the columns ``a..``: Chan et al., as Spark merges."""
     n1, n2 = rows_f[slot, word], values_f[a, row]
     if n2 == 0.0:
         return
@@ -115,19 +116,20 @@ def _merge_moments(rows_f, slot, word, values_f, a, row, highest):
     delta = values_f[a + 1, row] - rows_f[slot, word + 1]
     delta_n = delta / total
     left2, right2 = rows_f[slot, word + 2], values_f[a + 2, row]
-    left3, right3 = rows_f[slot, word + 3], values_f[a + 3, row]
-    if highest == 4:
-        rows_f[slot, word + 4] += (
-            values_f[a + 4, row]
-            + delta_n * delta_n * delta_n * delta * n1 * n2 * (n1 * n1 - n1 * n2 + n2 * n2)
-            + 6.0 * delta_n * delta_n * (n1 * n1 * right2 + n2 * n2 * left2)
-            + 4.0 * delta_n * (n1 * right3 - n2 * left3)
-        )
-    rows_f[slot, word + 3] = (
-        left3 + right3
-        + delta_n * delta_n * delta * n1 * n2 * (n1 - n2)
-        + 3.0 * delta_n * (n1 * right2 - n2 * left2)
-    )  # fmt: skip
+    if highest >= 3:
+        left3, right3 = rows_f[slot, word + 3], values_f[a + 3, row]
+        if highest == 4:
+            rows_f[slot, word + 4] += (
+                values_f[a + 4, row]
+                + delta_n * delta_n * delta_n * delta * n1 * n2 * (n1 * n1 - n1 * n2 + n2 * n2)
+                + 6.0 * delta_n * delta_n * (n1 * n1 * right2 + n2 * n2 * left2)
+                + 4.0 * delta_n * (n1 * right3 - n2 * left3)
+            )
+        rows_f[slot, word + 3] = (
+            left3 + right3
+            + delta_n * delta_n * delta * n1 * n2 * (n1 - n2)
+            + 3.0 * delta_n * (n1 * right2 - n2 * left2)
+        )  # fmt: skip
     rows_f[slot, word + 2] = left2 + right2 + delta * delta_n * n1 * n2
     rows_f[slot, word + 1] += delta_n * n2
     rows_f[slot, word] = total
@@ -307,9 +309,7 @@ def fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, 
     a, b, c = ops[n, 1], ops[n, 2], ops[n, 3]
     word, flag_word, flag, extra = ops[n, 4], ops[n, 5], np.uint64(ops[n, 6]), ops[n, 7]
     present = valid[a, row] != 0
-    if code == OpCode.MERGE_HIGHER_MOMENTS:
-        _merge_moments(rows_f, slot, word, values_f, a, row, extra)
-    elif code == OpCode.MERGE_CO_MOMENTS:
+    if code == OpCode.MERGE_CO_MOMENTS:
         _merge_co_moments(rows_f, slot, word, values_f, a, row, extra)
     elif code == OpCode.ADD_INT_CHECKED:  # c the is_empty of a partial sum or -1
         if values[c, row] != _ZERO if c >= 0 else not present:
@@ -332,9 +332,6 @@ def fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, 
     elif code >= OpCode.ADD_HASH and code <= OpCode.OR_WORDS:
         if present:
             _step_words(code, rows, slot, word, values, a, row, extra)
-    elif code == OpCode.HIGHER_MOMENTS:
-        if present:
-            _add_moments(rows_f, slot, word, values_f[a, row], extra)
     elif code == OpCode.CO_MOMENTS:
         if present and valid[b, row] != 0:
             _add_co_moments(rows_f, slot, word, values_f[a, row], values_f[b, row], extra)

@@ -256,7 +256,7 @@ class Feed:
         columns = [self._input_column(name) for name in names]
         wide = words_of(first.type) == 2
         a = columns[0] if columns else -1
-        b = a + 1 if wide else (columns[1] if code in (OpCode.MERGE_MOMENTS, OpCode.CO_MOMENTS) else -1)
+        b = a + 1 if wide else (columns[1] if code is OpCode.CO_MOMENTS else -1)
         c = columns[-1] if len(columns) > 1 else -1
         extra = self._extra(code, slots, accumulator)
         if code is OpCode.ADD_DECIMAL:
@@ -286,7 +286,7 @@ class Feed:
             return int(accumulator.options["depth"]) << 32 | words_of(first.type)
         if code is OpCode.ADD_TO_BINS:
             return int(accumulator.options["floating"]) << 32 | words_of(first.type)
-        if code in (OpCode.HIGHER_MOMENTS, OpCode.MERGE_HIGHER_MOMENTS):
+        if code in (OpCode.MOMENTS, OpCode.MERGE_MOMENTS):
             return len(slots) - 1
         if code in (OpCode.CO_MOMENTS, OpCode.MERGE_CO_MOMENTS):
             return int(len(slots) == _CORRELATION_FIELDS)

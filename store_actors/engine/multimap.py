@@ -141,11 +141,11 @@ class MultimapTable(GroupTable):
             if done < end:
                 self._heads = larger_index(self.memory, self._heads, self._chains + 1)
 
-    def largest_number(self, largest: Slots) -> None:
-        """Raise ``largest[0]`` to the largest number of a row, if that is larger."""
-        used = self.used_rows()
-        for block in blocks(self.memory, used):
-            chain_kernels.largest_number(used[block], self.layout.keys[-1].word, largest)
+    def largest_number(self) -> int:
+        """Return the largest number of a row; -1 without any."""
+        used, word = self.used_rows(), self.layout.keys[-1].word
+        numbers = (chain_kernels.largest_number(used[block], word) for block in blocks(self.memory, used))
+        return max(numbers, default=-1)
 
     def _leave(self, slots: Slots) -> None:
         for piece in steps(self.memory, len(slots)):
@@ -198,9 +198,7 @@ class MultiTable(VersionedTable):
     def numbers(self, count: int) -> Slots:
         """Return the row numbers that no row has."""
         if self._next_number is None:
-            largest = np.array([-1], np.int64)
-            self.table.largest_number(largest)
-            self._next_number = int(largest[0]) + 1
+            self._next_number = self.table.largest_number() + 1
         begin = self._next_number
         self._next_number += count
         return np.arange(begin, begin + count)

@@ -134,12 +134,14 @@ def match(index, rows, keys, nulls, following, first, key_words, key_mask, secre
     return keys.shape[0], filled
 
 
-@njit(void(u64_2, int64, i64_1), cache=True, nogil=True)
-def largest_number(rows, word, largest):
-    """Raise ``largest[0]`` to the largest number of a live row."""
+@njit(int64(u64_2, int64), cache=True, nogil=True)
+def largest_number(rows, word):
+    """Return the largest number of a live row; -1 without any."""
+    largest = np.int64(-1)
     for slot in range(rows.shape[0]):
-        if rows[slot, 0] & LIVE != _ZERO and np.int64(rows[slot, word]) > largest[0]:
-            largest[0] = np.int64(rows[slot, word])
+        if rows[slot, 0] & LIVE != _ZERO:
+            largest = max(largest, np.int64(rows[slot, word]))
+    return largest
 
 
 @njit(int64(u64_2, int64, int64, uint64, u64_1, u64_1, i64_1, i64_1), cache=True, nogil=True)

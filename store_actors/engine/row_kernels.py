@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit, void
 from numba.types import Tuple, boolean, float64, int64, uint8, uint32, uint64
 
-from store_actors.engine.fold_kernels import bytes_less, decimal_less, fold_step
+from store_actors.engine.fold_kernels import add_moments, bytes_less, decimal_less, fold_step, merge_moments
 from store_actors.engine.hash_kernels import hash_row
 from store_actors.engine.index_kernels import (
     _BLOCK,
@@ -269,24 +269,11 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
                 rows[slot, flag_word] |= flag
             else:
                 rows[slot, flag_word] &= ~flag
-    elif code == OpCode.MOMENTS:  # of a raw value: Welford, in the order Spark's CentralMomentAgg computes it
+    elif code == OpCode.MOMENTS:
         if present:
-            x_f = values_f[a, row]
-            count = rows_f[slot, word] + 1.0
-            delta = x_f - rows_f[slot, word + 1]
-            delta_n = delta / count
-            rows_f[slot, word] = count
-            rows_f[slot, word + 1] += delta_n
-            rows_f[slot, word + 2] += delta * (delta - delta_n)
-    elif code == OpCode.MERGE_MOMENTS:  # of a partial (n, avg, m2): Chan et al., as Spark merges
-        n1, n2 = rows_f[slot, word], values_f[a, row]
-        if n2 > 0.0:
-            total = n1 + n2
-            delta = values_f[b, row] - rows_f[slot, word + 1]
-            delta_n = delta / total
-            rows_f[slot, word] = total
-            rows_f[slot, word + 1] += delta_n * n2
-            rows_f[slot, word + 2] += values_f[c, row] + delta * delta_n * n1 * n2
+            add_moments(rows_f, slot, word, values_f[a, row], ops[n, 7])
+    elif code == OpCode.MERGE_MOMENTS:
+        merge_moments(rows_f, slot, word, values_f, a, row, ops[n, 7])
     else:
         fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets)
 

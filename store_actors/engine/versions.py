@@ -99,6 +99,12 @@ class VersionStep:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
+    def change(self, delta: pa.Table, *, rows_updated: int, rows_removed: int, rows_in: int, rows_late: int) -> Change:
+        """Return the change that makes the version, with the watermark that the step has by now."""
+        return Change(
+            self.version, self.base_version, delta, rows_updated, rows_removed, rows_in, rows_late, self.watermark_ms
+        )
+
 
 class VersionedTable:
     """Rows at the newest version, with the way back to the :data:`RETAINED_VERSIONS` versions before."""

@@ -181,15 +181,12 @@ class UpdateHandle(Reads):
         net = self._store.net_change(self._step)
         kinds = np.full(len(net.rows), UPDATED, np.int8)
         kinds[len(net.rows) - net.removed :] = REMOVED
-        self._change = Change(
-            version=self.next_version,
-            base_version=self.version,
-            delta=self._store.table.decode(net.rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
+        self._change = self._step.change(
+            self._store.table.decode(net.rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
             rows_updated=net.rows_updated,
             rows_removed=net.removed,
             rows_in=self._rows_in if rows_in is None else rows_in,
             rows_late=rows_late,
-            watermark_ms=self._step.watermark_ms,
         )
         self.state = HandleState.PREPARED
         return self._change

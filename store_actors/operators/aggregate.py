@@ -167,15 +167,12 @@ class AggregateShard(VersionedTable):
                 np.where(just_touched, UPDATED_AND_REMOVED, REMOVED).astype(np.int8),
             ]
         )
-        return Change(
-            version=step.version,
-            base_version=step.base_version,
-            delta=table.decode(rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
+        return step.change(
+            table.decode(rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
             rows_updated=len(slots),
             rows_removed=len(evicted),
             rows_in=open_version.rows_in,
             rows_late=open_version.rows_late(),
-            watermark_ms=watermark_ms,
         )
 
     def _fold(self, rows: ShardInput | UnsafeInput) -> Slots:

@@ -96,15 +96,12 @@ class DeduplicateShard(VersionedTable):
         # A new row may take a slot of its own only, so the slots show which of the removed keys this version made.
         created = np.concatenate([np.empty(0, np.int64), *(piece.slots for piece in self._pieces)])
         older = removed[~np.isin(evicted, created)]
-        return Change(
-            version=step.version,
-            base_version=step.base_version,
-            delta=self._delta(self._pieces, evicted, [older]),
+        return step.change(
+            self._delta(self._pieces, evicted, [older]),
             rows_updated=len(created),
             rows_removed=len(evicted),
             rows_in=self._rows_in,
             rows_late=self._rows_late,
-            watermark_ms=watermark_ms,
         )
 
     def _fold(self, rows: ShardInput) -> _FirstRows:
@@ -200,15 +197,8 @@ class LimitShard(VersionedTable):
             self.table.put(count_row)
             count_row[:, 0] |= LIVE
             step.parts.append(UndoPart(count_row[:0] if len(previous) else count_row, previous))
-        return Change(
-            version=version,
-            base_version=self.version,
-            delta=delta,
-            rows_updated=int(len(counts) > 0),
-            rows_removed=0,
-            rows_in=rows.rows_read,
-            rows_late=0,
-            watermark_ms=watermark_ms,
+        return step.change(
+            delta, rows_updated=int(len(counts) > 0), rows_removed=0, rows_in=rows.rows_read, rows_late=0
         )
 
     def _delta(self, rows: pa.Table, counts: Slots) -> pa.Table:

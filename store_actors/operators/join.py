@@ -269,10 +269,7 @@ class JoinShard:
     def _first_number(self) -> int:
         """Return the first number that no row of either side has."""
         if self._next_number is None:
-            largest = np.array([-1], np.int64)
-            for side in self._sides:
-                side.table.largest_number(largest)
-            self._next_number = int(largest[0]) + 1
+            self._next_number = max(side.table.largest_number() for side in self._sides) + 1
         return self._next_number
 
     def _delta(self) -> pa.Table:

@@ -111,15 +111,12 @@ class SessionShard(MultiTable):
         step.parts.append(
             UndoPart(merged.rows[merged.is_new], np.concatenate([merged.replaced, merged.absorbed, removed]))
         )
-        return Change(
-            version=version,
-            base_version=self.version,
-            delta=self._delta(merged, closed, removed),
+        return step.change(
+            self._delta(merged, closed, removed),
             rows_updated=merged.updated,
             rows_removed=merged.removed + len(evicted),
             rows_in=rows.rows_read,
             rows_late=rows_late,
-            watermark_ms=watermark_ms,
         )
 
     def output(self, delta: pa.Table) -> pa.Table:

@@ -138,15 +138,12 @@ class FirstShard(OrderedRows):
         key_end = self.table.layout.flag_words + self.table.layout.key_words
         step.parts = [UndoPart(best[~is_replacing, :key_end].copy(), before), UndoPart(former[:0], former)]
         closed, passed = self._is_among(slots, evicted), self._is_among(evicted, slots)
-        return Change(
-            version=version,
-            base_version=self.version,
-            delta=self._delta(best[~closed], best[closed], former[~passed]),
+        return step.change(
+            self._delta(best[~closed], best[closed], former[~passed]),
             rows_updated=len(best),
             rows_removed=len(evicted),
             rows_in=rows.rows_read,
             rows_late=rows.raw.num_rows - len(words),
-            watermark_ms=watermark_ms,
         )
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
@@ -214,19 +211,13 @@ class TopShard(OrderedRows, MultiTable):
         removed = former[~is_final] if self._expires_by_key else self._without_rank(former[~is_final])
         kept = np.concatenate([created, moved])
         kept = kept[~self._is_among(kept, evicted)]
-        return Change(
-            version=version,
-            base_version=self.version,
-            delta=self._delta(
-                self.table.taken(kept),
-                former[is_final],
-                np.concatenate([self._without_rank(displaced), removed]),
-            ),
+        gone = np.concatenate([self._without_rank(displaced), removed])
+        return step.change(
+            self._delta(self.table.taken(kept), former[is_final], gone),
             rows_updated=len(kept) + int(is_final.sum()),
             rows_removed=len(displaced) + len(evicted),
             rows_in=rows.rows_read,
             rows_late=rows.raw.num_rows - len(words),
-            watermark_ms=watermark_ms,
         )
 
     # -- who is among the first -----------------------------------------------------------------------------------

@@ -160,7 +160,6 @@ def _emitted(shard: OperatorShard, transaction: Transaction) -> pa.Table:
 
 
 def _folded(shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> PreparedWrite:
-    """Fold the rows of a batch into the shard."""
     watermarks = request.watermarks
     change = shard.apply(rows, watermarks.input_ms, request.task.batch_id + 1, request.late_ms)
     return write_of(shard, change, watermarks)

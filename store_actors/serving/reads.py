@@ -350,7 +350,6 @@ def _partition(store_id: StateStoreId) -> StateStoreId:
 
 
 def _version_to_read(request: ReadRequest, newest: tuple[int, str]) -> tuple[int, str]:
-    """Return the version to read, and the attempt that made it."""
     if request.is_latest and newest[0] > request.version:
         return newest
     return request.version, request.attempt_id

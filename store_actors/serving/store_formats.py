@@ -185,20 +185,6 @@ def _initial_group(schema: StateSchema) -> pa.Table:
     return table.decode(table.layout.initial.reshape(1, -1))
 
 
-def evolve(rows: pa.Table, keys: Sequence[Field], values: Sequence[Field], file: str) -> pa.Table:
-    """Convert the rows of a delta or snapshot file to the current columns of a store; ``__change`` is the last column.
-
-    Raises
-    ------
-    StateMismatchError
-        The two schemas are not compatible; the error shows both.
-    """
-    columns = _Columns(rows, keys, values, file)
-    for error in columns.mismatches().values():
-        raise error
-    return columns.adapted()
-
-
 class _Columns:
     """The columns of a keyed store's file, compared with the requested columns."""
 
@@ -346,7 +332,17 @@ class KeyedFormat:
         return self.adopted
 
     def adopted(self, rows: pa.Table, file: str) -> pa.Table:
-        return evolve(rows, self.definition.keys, self.definition.values, file)
+        """Convert the rows of a delta or snapshot file to the store's columns; ``__change`` is the last column.
+
+        Raises
+        ------
+        StateMismatchError
+            The two schemas are not compatible; the error shows both.
+        """
+        columns = _Columns(rows, self.definition.keys, self.definition.values, file)
+        for error in columns.mismatches().values():
+            raise error
+        return columns.adapted()
 
 
 StoreFormat: TypeAlias = OperatorFormat | KeyedFormat

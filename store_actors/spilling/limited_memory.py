@@ -15,7 +15,7 @@ from humanize import naturalsize
 from coordinator.model.errors import MemoryLimitError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.memory_options import MemoryUse
-from coordinator.runtime.runtime import MachineThreads
+from coordinator.runtime.runtime import Threads
 from store_actors.engine.memory import HEAP
 from store_actors.serving.restoring import READ_BYTES, StoreMemory
 from store_actors.spilling.memory_keeper import MemoryKeeper, keep_nothing_back, resident_bytes
@@ -148,7 +148,7 @@ class LimitedMemory(StoreMemory):
         self._loading = threading.Lock()
         _open_many_files()
         keep_nothing_back()
-        MachineThreads().start(keeper.run, "statefleet-memory")
+        Threads().start(keeper.run, "statefleet-memory")
 
     def region(self, store_id: StateStoreId) -> Region:
         with self._guard:

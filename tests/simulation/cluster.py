@@ -200,7 +200,7 @@ def _actor_error(name: str) -> RayActorError:
 
 
 class SimulatedActors:
-    """The fleet's actors as the running process sees them; see :class:`coordinator.service.calls.Actors`."""
+    """The fleet's actors as the running process sees them; see :class:`coordinator.service.calls.RayActors`."""
 
     hung_after_s = 20.0
 

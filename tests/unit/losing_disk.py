@@ -36,7 +36,7 @@ class _Folder:
 
 
 class LosingDisk:
-    """System calls on a disk that can lose power; implements :class:`coordinator.storage.local.OsCalls`.
+    """System calls on a disk that can lose power, for :class:`coordinator.storage.local.LocalObjectStore`.
 
     Parameters
     ----------

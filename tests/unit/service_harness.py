@@ -17,7 +17,7 @@ from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import MachineClock, Runtime, now_ms
+from coordinator.runtime.runtime import Clock, Runtime, now_ms
 from coordinator.service.coordinator import Coordinator
 from tests.clocks import LaterClock
 from tests.memory_store import MemoryObjectStore
@@ -128,7 +128,7 @@ def commit_of(grant: LeaseGrant, version: int) -> CommitEntry:
     store_id, run = grant.lease.store_id, grant.lease.run_id
     commit = entry(grant, version, f"attempt-{store_id.partition_id}")
     file = f"{store_id.state_name}/0/{store_id.partition_id}/{version}-{ord(run[-1]):x}.delta"
-    return structs.replace(commit, file=file, committed_at_ms=now_ms(MachineClock()))
+    return structs.replace(commit, file=file, committed_at_ms=now_ms(Clock()))
 
 
 # -- coordinators whose requests can be made to hang ----------------------------------------------------------------

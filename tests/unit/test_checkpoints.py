@@ -17,7 +17,7 @@ from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.leases import Lease
-from coordinator.runtime.runtime import MachineThreads
+from coordinator.runtime.runtime import Threads
 from coordinator.storage.protocol import ObjectInfo
 from tests.memory_store import MemoryObjectStore
 from tests.unit.ledger_harness import ROOT, actor, data_of, entry, snapshot_of
@@ -97,7 +97,7 @@ class LogWriter:
         return pruned
 
     def check(self) -> None:
-        for readers in (None, MachineThreads().pool(4, "test")):
+        for readers in (None, Threads().pool(4, "test")):
             log = ManifestLog(self.objects, "clicks", "r", part_records=PART, readers=readers)
             assert data_of(log.load()) == data_of(self.ledger)
 

@@ -14,7 +14,7 @@ from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import FencedError, StateStoreError, StoreUnavailableError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.leases import Lease
-from coordinator.runtime.runtime import MachineClock, MachineThreads
+from coordinator.runtime.runtime import Clock, Threads
 from store_actors.serving.coordinator_ref import GroupedCommits
 from tests.clocks import until
 from tests.unit.ledger_harness import ROOT, actor, entry, task
@@ -59,7 +59,7 @@ class GatedCoordinator:
 
 
 def grouped(coordinator: GatedCoordinator) -> GroupedCommits:
-    return GroupedCommits(coordinator.commit_partitions, MachineThreads().lock, MachineClock())
+    return GroupedCommits(coordinator.commit_partitions, Threads().lock, Clock())
 
 
 def test_commits_that_wait_while_a_call_is_under_way_are_sent_together_in_the_next_call_and_refused_alone() -> None:
@@ -83,7 +83,7 @@ def test_commits_that_wait_while_a_call_is_under_way_are_sent_together_in_the_ne
 
 
 def test_the_first_commit_waits_for_the_expected_ones_and_no_longer_than_half_a_call() -> None:
-    coordinator, clock = GatedCoordinator(), MachineClock()
+    coordinator, clock = GatedCoordinator(), Clock()
     commits = grouped(coordinator)
     with ThreadPoolExecutor(16) as pool:
         # The first call shows how long a call takes.
@@ -123,7 +123,7 @@ def test_when_a_call_fails_all_its_commits_fail_and_the_next_ones_succeed() -> N
 
 
 def test_an_answer_that_is_too_short_leaves_no_caller_waiting() -> None:
-    commits = GroupedCommits(lambda _state, _commits: [], MachineThreads().lock, MachineClock())
+    commits = GroupedCommits(lambda _state, _commits: [], Threads().lock, Clock())
     with pytest.raises(ValueError, match="shorter"):
         commits.commit_all("s", entries_of(0))
 

@@ -19,7 +19,7 @@ from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import MachineThreads, Runtime
+from coordinator.runtime.runtime import Runtime, Threads
 from store_actors.client.operator_task import OperatorTask
 from store_actors.connections import epoch_stream
 from store_actors.connections.epoch_stream import Beats, EpochServer
@@ -307,7 +307,7 @@ def test_a_task_without_rows_is_sent_something_from_time_to_time(monkeypatch: py
     task.close()
 
 
-class NoThreads(MachineThreads):
+class NoThreads(Threads):
     """Threads of a process that can start no more."""
 
     def start(self, target: Any, name: str) -> None:

@@ -14,7 +14,7 @@ from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.model.identities import StateStoreId
 from coordinator.model.maintenance import Maintenance
-from coordinator.runtime.runtime import MachineClock, Runtime
+from coordinator.runtime.runtime import Clock, Runtime
 from store_actors.messages.requests import ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
@@ -25,7 +25,7 @@ from tests.unit.observed_objects import ObservedObjectStore
 SHARDS = 2
 
 
-class Now(MachineClock):
+class Now(Clock):
     """A clock that a test sets."""
 
     now = 1_000_000.0

@@ -11,7 +11,7 @@ import pytest
 from coordinator.model.errors import StorageUnavailableError
 from coordinator.model.memory_options import MemoryUse
 from coordinator.model.metric_table import METRICS, Kind, Sample, metric_of
-from coordinator.runtime.runtime import MachineClock
+from coordinator.runtime.runtime import Clock
 from coordinator.service.metric_export import MetricExport
 from coordinator.storage.actor_store import CountedObjectStore, StorageStats
 from store_actors.serving.metrics import COUNTERS, StoreMetrics, store_samples
@@ -85,7 +85,7 @@ def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they
             raise StorageUnavailableError("the object store failed")
 
     stats = StorageStats()
-    store = CountedObjectStore("memory://", ObservedObjectStore(fail), stats, MachineClock())
+    store = CountedObjectStore("memory://", ObservedObjectStore(fail), stats, Clock())
     assert store.put_if_absent("a/b", b"123")
     assert not store.put_if_absent("a/b", b"4")
     assert store.get("a/b") == b"123"

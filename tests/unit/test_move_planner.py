@@ -29,7 +29,7 @@ class PlannerHarness:
         self.store_actors = {name: actor(name) for name in names}
         self.dead: set[str] = set()
         self.leases, self.locality = PlannedLeases(), TaskLocality()
-        self.planner = MovePlanner(self.leases)
+        self.planner = MovePlanner(self.leases, self)
         self.assigned: dict[int, ActorLocation] = {}
 
     def is_alive(self, location: ActorLocation) -> bool:
@@ -48,7 +48,7 @@ class PlannerHarness:
 
     def plan(self, *names: str, standbys: int = 0, policy: PlacementPolicy = balance) -> tuple[PlannedMove, ...]:
         slots = [ActorSlot(self.store_actors[name], 2) for name in names]
-        return self.planner.plan("s", "query", range(SHARDS), slots, self.assigned, self, standbys, policy=policy)  # type: ignore[arg-type]
+        return self.planner.plan("s", "query", range(SHARDS), slots, self.assigned, standbys, policy=policy)  # type: ignore[arg-type]
 
     def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
         choice = Choice(move.target, move.reason, copy_result)
@@ -74,7 +74,7 @@ class PlannerHarness:
 
     def repairs(self) -> tuple[PlannedMove, ...]:
         self.leases.batch_ended("s")
-        return self.planner.repairs("s", "query", range(SHARDS), self.assigned, self)  # type: ignore[arg-type]
+        return self.planner.repairs("s", "query", range(SHARDS), self.assigned)  # type: ignore[arg-type]
 
 
 def one_node(request: PlacementRequest) -> Mapping[int, Choice]:
@@ -204,7 +204,7 @@ def test_a_drained_node_is_given_nothing() -> None:
     harness.plan("a", "b", "c")
     harness.run_batch()
     harness.leases.drained.add(harness.store_actors["b"].node_id)
-    moves = harness.planner.moves("s", "query", range(SHARDS), harness.assigned, harness)  # type: ignore[arg-type]
+    moves = harness.planner.moves("s", "query", range(SHARDS), harness.assigned)  # type: ignore[arg-type]
     assert {move.source.actor_name for move in moves} == {"b"}
     assert sorted(move.target.actor_name for move in moves) == ["a", "c"]
     assert all(move.target.actor_name != "b" for move in harness.plan("a", "b", "c"))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from coordinator.runtime.runtime import MachineClock, MachineThreads, Retry, Runtime
+from coordinator.runtime.runtime import Clock, Retry, Runtime, Threads
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has such a clock")
@@ -15,11 +15,11 @@ def test_ages_are_measured_by_a_clock_that_does_not_stop_while_the_machine_sleep
 ) -> None:
     seconds = {time.CLOCK_BOOTTIME: 5000.0, time.CLOCK_MONOTONIC: 1000.0}
     monkeypatch.setattr(time, "clock_gettime", seconds.__getitem__)
-    assert MachineClock().elapsed_s() == 5000.0
+    assert Clock().elapsed_s() == 5000.0
 
 
 def test_a_holder_may_take_its_lock_again() -> None:
-    lock = MachineThreads().lock()
+    lock = Threads().lock()
     with lock:
         assert lock.acquire(blocking=False)
         lock.release()

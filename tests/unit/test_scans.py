@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.model.errors import StoreUnavailableError
 from coordinator.model.identities import ActorLocation
-from coordinator.runtime.runtime import MachineThreads, Runtime
+from coordinator.runtime.runtime import Runtime, Threads
 from statefleet.reads.rows import _ahead
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource
@@ -89,7 +89,7 @@ def test_an_error_comes_in_its_turn_and_ends_the_others(threads: ThreadPoolExecu
 PIECES = [pa.table({"n": [number]}) for number in range(5)]
 
 
-class NoThreads(MachineThreads):
+class NoThreads(Threads):
     """Threads that are not started: the test calls what they would run."""
 
     def start(self, target: Any, name: str) -> None:
@@ -100,7 +100,7 @@ class ScanningActor:
     """The rows of one shard, as a store actor returns them: an error is a result."""
 
     def __init__(self, clock: LaterClock) -> None:
-        self.streams: PieceStreams[pa.Table] = PieceStreams(MachineThreads().lock(), lambda: "scan", clock.elapsed_s)
+        self.streams: PieceStreams[pa.Table] = PieceStreams(Threads().lock(), lambda: "scan", clock.elapsed_s)
 
     def scan_rows(self, request: Any, limit: int | None) -> tuple[str, pa.Table | None]:
         scan_id = self.streams.add(piece for piece in PIECES)

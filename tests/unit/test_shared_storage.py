@@ -15,7 +15,7 @@ from coordinator.model.errors import InvalidRequestError, SetupError, StorageUna
 from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.maintenance import Maintenance
-from coordinator.runtime.runtime import MachineClock, Runtime
+from coordinator.runtime.runtime import Clock, Runtime
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.coordinator import Coordinator
@@ -107,7 +107,7 @@ def test_the_coordinator_looks_into_folders_of_proofs_only(folder: str) -> None:
 
 
 def test_old_files_of_killed_proofs_are_removed_when_a_coordinator_starts(tmp_path: Path) -> None:
-    store, clock = on_node(tmp_path), MachineClock()
+    store, clock = on_node(tmp_path), Clock()
     old, young = [f"_probe/{digit * 32}/from-store-actor" for digit in "01"]
     for path in (old, young, "clicks/metadata.json"):
         store.put(path, b"1")

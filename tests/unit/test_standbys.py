@@ -26,7 +26,7 @@ from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, store_id, transfer
 
 
 class FakeActors:
-    """Store actors by name, reached at once; see :class:`coordinator.service.calls.Actors`."""
+    """Store actors by name, reached at once; see :class:`coordinator.service.calls.RayActors`."""
 
     hung_after_s = 20.0
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.model.errors import FencedError
-from coordinator.runtime.runtime import MachineClock, now_ms
+from coordinator.runtime.runtime import Clock, now_ms
 from coordinator.telemetry.slow_batches import PHASES, phases
 from coordinator.telemetry.state_record import StateRecord
 from tests.unit.ledger_harness import ENTRY, actor, task
@@ -24,7 +24,7 @@ class PolledCoordinator(QueriedCoordinator):
         return query
 
     async def batch(self, run: str = "run-1", batch: int = 0, waited_ms: int = 0) -> None:
-        planned_ms = now_ms(MachineClock()) - waited_ms
+        planned_ms = now_ms(Clock()) - waited_ms
         for grant in await self.lease_all(run, batch):
             commit = commit_of(grant, batch + 1)
             await self.accept(structs.replace(commit, apply_ms=7, write_ms=9, batch_time_ms=planned_ms))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.model.errors import CredentialsNeededError, InvalidRequestError, StorageUnavailableError
-from coordinator.runtime.runtime import MachineClock
+from coordinator.runtime.runtime import Clock
 from coordinator.storage.actor_store import ForwardedCredentialsStore, StorageStats
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.options import Secrets, StorageOptions, split_options
@@ -194,7 +194,7 @@ def test_a_folder_needs_no_options() -> None:
 
 def test_a_store_without_withheld_options_is_opened_at_once() -> None:
     store = open_store_in_actor(
-        "file:///var/lib/sf", StorageOptions(), lambda: pytest.fail("asked for nothing"), StorageStats(), MachineClock()
+        "file:///var/lib/sf", StorageOptions(), lambda: pytest.fail("asked for nothing"), StorageStats(), Clock()
     )
     assert not isinstance(store, ForwardedCredentialsStore)
 
@@ -227,7 +227,7 @@ OPTIONS = StorageOptions((("region", "here"),), ("secret_access_key",))
 
 
 def forwarded_credentials_store(bucket: Bucket, forwarded: Secrets | None) -> ForwardedCredentialsStore:
-    return ForwardedCredentialsStore(URI, OPTIONS, lambda: forwarded, bucket.open, StorageStats(), MachineClock())
+    return ForwardedCredentialsStore(URI, OPTIONS, lambda: forwarded, bucket.open, StorageStats(), Clock())
 
 
 def test_a_process_without_the_credentials_requests_them_once() -> None:

@@ -30,10 +30,11 @@ from spark_jobs.transform.states import ListState, MapState, ValueState
 from spark_jobs.transform.task import OpenProcessor, ProcessorProgram, RowForm
 from spark_jobs.transform.variables import TimeMode, accumulators_of, processor_stores
 from store_actors.client.state_store import StateStore
+from store_actors.engine.memory import HEAP
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages.requests import StoreSpec
-from store_actors.serving.store_formats import evolve
+from store_actors.serving.store_formats import KeyedFormat
 from tests.unit.keyed_fleet import answer
 
 KEY = T.StructType().add("k", T.StringType())
@@ -99,7 +100,8 @@ class ProcessorQuery:
                 if present is not None:
                     rows = present[1].snapshot()
                     change = pa.array([UPDATED] * rows.num_rows, pa.int8())
-                    shard.load(evolve(rows.append_column(CHANGE_COLUMN, change), spec.keys, spec.values, "f"), 1)
+                    written = rows.append_column(CHANGE_COLUMN, change)
+                    shard.load(KeyedFormat(spec, 0, HEAP).adopted(written, "f"), 1)
                 self.shards[spec.name] = spec, shard
         return {spec.name: (s := self.shards[spec.name][1]).begin(s.version) for spec in specs}
 
