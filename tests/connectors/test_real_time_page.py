@@ -158,11 +158,10 @@ class MortalProducer:
 
 
 class Followers:
-    """Runs a follower of the page again and again, in this process: that of a test."""
+    """Runs a follower of the page again and again, in this process."""
 
-    def __init__(self, test: str, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._blocks = blocks_of(f"tests/connectors/test_real_time_page.py::{test}")
-        self._places, self._monkeypatch = places, monkeypatch
+    def __init__(self, blocks: list[Block], places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._blocks, self._places, self._monkeypatch = blocks, places, monkeypatch
         #: Producers of those that died, by where.
         self.dead: dict[tuple[str, bool], Any] = {}
 
@@ -248,8 +247,10 @@ def test_a_follower_that_dies_between_any_two_steps_sends_each_change_once(
         assert query["query"].exception() is None
         return end
 
-    test = "test_a_follower_that_dies_between_any_two_steps_sends_each_change_once"
-    followers = Followers(test, places, monkeypatch)
+    blocks = blocks_of(
+        "tests/connectors/test_real_time_page.py::test_a_follower_that_dies_between_any_two_steps_sends_each_change_once"
+    )
+    followers = Followers(blocks, places, monkeypatch)
     with stopping(query["query"]):
         # The state is there from its first epoch on.
         commits = tmp_path / "checkpoint" / "commits"
@@ -319,8 +320,10 @@ def test_what_a_function_emits_is_sent_once_by_a_program_that_holds_it(
     writer = writer.option("checkpointLocation", str(tmp_path)).trigger(continuous="3 seconds")
     places = {"localhost:9092": broker.address, "file:///var/lib/statefleet": uri, '"spent"': '"held-early"'}
     places = {'state("spent")': 'state("held")', '"spent-held"': '"held-once"'} | places
-    test = "test_what_a_function_emits_is_sent_once_by_a_program_that_holds_it"
-    followers, sent = Followers(test, places, monkeypatch), 0
+    blocks = blocks_of(
+        "tests/connectors/test_real_time_page.py::test_what_a_function_emits_is_sent_once_by_a_program_that_holds_it"
+    )
+    followers, sent = Followers(blocks, places, monkeypatch), 0
 
     def emits(query: StreamingQuery) -> None:
         """Send more, and wait until they are emitted."""

@@ -28,7 +28,7 @@ from tests.integration.spark_checks import check_as_spark_does
 from tests.integration.streams import Run
 
 #: Seeds that every change is tried with, for two of a program's four steps, and those of `./run replay`.
-FEW, ALL = 20, 500
+FEW, ALL = 16, 500
 
 
 #: Rows, and the watermark with the figures of operators, of each batch.

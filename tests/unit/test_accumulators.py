@@ -103,7 +103,7 @@ def test_sessions_that_merge_come_to_what_their_rows_do_in_order(name: str) -> N
     values_or_nulls = [st.one_of(st.none(), of_column) for of_column in inputs.values]
     rows_with_batch = st.tuples(st.integers(1, 4), st.integers(0, 1), *values_or_nulls)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(rows=st.lists(rows_with_batch, min_size=1, max_size=15))
     def compare(rows: list[tuple[Any, ...]]) -> None:
         shard = SessionShard(schema)
@@ -188,7 +188,7 @@ def rows_by_key(accumulator: Accumulator, type_name: str, parts: list[list[Any]]
 # Floats reach the fleet normalised (-0.0 is 0.0): the plan normalises them.
 @pytest.mark.parametrize("type_name", sorted(name for name in VALUES if not name.startswith("float")))
 def test_every_type_is_a_key_and_null_is_a_group(type_name: str) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(keys=st.lists(st.one_of(st.none(), VALUES[type_name]), min_size=1, max_size=40))
     def compare(keys: list[Any]) -> None:
         table = rows_by_key(Accumulator(K.COUNT_ROWS, (), (Field("n", "int64", False),)), type_name, [keys])

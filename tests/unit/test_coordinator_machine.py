@@ -490,7 +490,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 assert older_plan is None
 
 
-CoordinatorMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+CoordinatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestCoordinator = CoordinatorMachine.TestCase
 
 

@@ -249,7 +249,7 @@ class EpochMachine(RuleBasedStateMachine):
 
 
 def test_a_shard_of_a_continuous_query_is_as_its_model() -> None:
-    run_state_machine_as_test(EpochMachine, settings=settings(max_examples=100, stateful_step_count=40))
+    run_state_machine_as_test(EpochMachine, settings=settings(max_examples=75, stateful_step_count=40))
 
 
 def test_pieces_of_a_task_that_is_ahead_are_held_back() -> None:

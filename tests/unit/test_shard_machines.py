@@ -19,13 +19,13 @@ from tests.unit.top_machine import TopMachine
 
 #: By machine: how many examples there are, of how many steps.
 MACHINES: dict[type[RuleBasedStateMachine], tuple[int, int]] = {
-    AggregateMachine: (80, 30),
-    AsOfMachine: (80, 25),
-    DeduplicateMachine: (60, 25),
-    JoinMachine: (80, 25),
-    KeyedMachine: (60, 40),
-    SessionMachine: (50, 25),
-    TopMachine: (60, 20),
+    AggregateMachine: (60, 30),
+    AsOfMachine: (60, 25),
+    DeduplicateMachine: (45, 25),
+    JoinMachine: (60, 25),
+    KeyedMachine: (45, 40),
+    SessionMachine: (40, 25),
+    TopMachine: (45, 20),
 }
 each_machine = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.__name__)
 

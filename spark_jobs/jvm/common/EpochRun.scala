@@ -55,10 +55,7 @@ class EpochRun(
     // What a task sends is held back until the last of them has learned of an epoch, which Spark's default has take 0.1 s.
     val conf = execution.sparkSession.sessionState.conf
     if (!conf.contains(EpochRun.PollInterval)) conf.setConfString(EpochRun.PollInterval, EpochRun.PollMs)
-    val context = execution.sparkSession.sparkContext
-    // Tasks make their projections again in each epoch, where code takes them milliseconds in which no result leaves.
-    if (!conf.contains(EpochRun.Projections)) context.setLocalProperty(EpochRun.Projections, "NO_CODEGEN")
-    ResultOrder.begin(context, begun.run, id)
+    ResultOrder.begin(execution.sparkSession.sparkContext, begun.run, id)
     EpochRun.begun(this)
     beginEpoch(firstEpoch)
     Driver.ask[Array[Place]]("place", ofShards(firstEpoch) ++ Map("cores" -> cores, "connect_directly" -> true))
@@ -167,7 +164,6 @@ object EpochRun {
   private val noNewData = classOf[StreamExecution].getMethod("noNewData_$eq", classOf[Boolean])
   private final val PollInterval = "spark.sql.streaming.continuous.executorPollIntervalMs"
   private final val PollMs = "10"
-  private final val Projections = "spark.sql.codegen.factoryMode"
   private final val WaitSeconds = 1.0
 
   /** By run of Spark's, the newest run of its tasks. */
