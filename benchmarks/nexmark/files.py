@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from benchmarks.nexmark.generator import AUCTIONS, BIDS, PERSONS, Events, Nexmark
 from coordinator.model.errors import InvalidRequestError
-from spark_jobs.jobs.events import write_file
+from spark_jobs.jobs.stream_files import write_file
 
 _SCHEMAS: Final = Events(PERSONS, AUCTIONS, BIDS)
 #: Modification time of micro-batch 0, 2001-09-09 01:46:40 UTC; each further batch is a second younger.

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
 from coordinator.model.errors import StateStoreError
-from spark_jobs.jobs.events import write_file
+from spark_jobs.jobs.stream_files import write_file
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet

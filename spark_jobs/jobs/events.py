@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+
+from spark_jobs.jobs.stream_files import write_file
 
 #: Spark schema of the events.
 EVENT_DDL = "ts TIMESTAMP, user BIGINT, page STRING, amount DOUBLE"
@@ -51,15 +51,3 @@ def write_events(folder: Path, files: range, rows: int) -> None:
         file = folder / f"events-{number:06d}.parquet"
         if not file.exists():
             write_file(make_events(number, rows), file)
-
-
-def write_file(rows: pa.Table, file: Path, modified_s: int | None = None) -> None:
-    """Write a Parquet file into the folder of a stream, atomically; an existing one is replaced.
-
-    A stream takes files in the order of their modification times, of which a fast disk gives several the same: `modified_s` sets it.
-    """
-    temporary = file.with_name(f".{file.name}")  # Spark reads no file whose name begins with a dot
-    pq.write_table(rows, temporary)
-    if modified_s is not None:
-        os.utime(temporary, (modified_s, modified_s))
-    temporary.replace(file)

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.grouped_input import struct_type
 from spark_jobs.functions.values import RowValues
-from spark_jobs.jobs.events import write_file
+from spark_jobs.jobs.stream_files import write_file
 from spark_jobs.plan.spark_version import SPARK
 
 _FIRST_S = 1_700_000_000

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
+from spark_jobs.jobs.stream_files import write_file
 from statefleet.fleet import Fleet
 
 #: Streaming DataFrames by name.
@@ -66,12 +67,7 @@ class Feed:
         columns = list(zip(*rows, strict=True)) if rows else [[] for _ in self.schema]
         table = pa.table([pa.array(c, f.type) for c, f in zip(columns, self.schema, strict=True)], schema=self.schema)
         number = next(_numbers)
-        file = self.folder / f"{number:06d}.parquet"
-        temporary = file.with_suffix(".tmp")
-        pq.write_table(table, temporary)
-        # Spark takes files in the order of their times, of which a fast disk gives several the same.
-        os.utime(temporary, (_FIRST_S + number, _FIRST_S + number))
-        temporary.rename(file)
+        write_file(table, self.folder / f"{number:06d}.parquet", _FIRST_S + number)
 
     @cached_property
     def _sparks_schema(self) -> StructType:
