@@ -252,7 +252,7 @@ class VersionStats(Struct, frozen=True):
     rows_late: int
     #: Size of the files of what it changed.
     written_bytes: int
-    #: The run of the query that made it; empty for the versions of a program's state, whose partitions have runs of their own.
+    #: The run of the query that made it; empty where several did, each for some partitions of a program's state.
     run_id: str
 
 

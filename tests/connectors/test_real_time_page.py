@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
@@ -185,6 +185,21 @@ class Followers:
             assert death is None
 
 
+def await_groups(broker: KafkaBroker, topic: str) -> None:
+    """Wait until the broker keeps positions of groups, for which it makes a topic when it is first asked for one."""
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "first"})
+
+    def answers() -> bool:
+        try:
+            consumer.committed([TopicPartition(topic, 0)], timeout=5)
+        except KafkaException:
+            return False
+        return True
+
+    until(answers, within_s=60)
+    consumer.close()
+
+
 def all_records(broker: KafkaBroker, topic: str, isolation: str = "read_committed") -> list[dict[str, Any]]:
     """Return the values of a topic as a reader gets them, partition by partition."""
     consumer = Consumer(
@@ -225,6 +240,7 @@ def test_a_follower_that_dies_between_any_two_steps_sends_each_change_once(
     fleet = sf.connect(uri, maintenance=sf.Maintenance(retain_s=3600))
     for topic in ("once-payments", "once-early", "spent-once"):
         broker.create_topic(topic, 2)
+    await_groups(broker, "spent-once")
     places = {
         "localhost:9092": broker.address,
         "file:///var/lib/statefleet": uri,
@@ -308,6 +324,7 @@ def test_what_a_function_emits_is_sent_once_by_a_program_that_holds_it(
     fleet = sf.connect(uri)
     for topic in ("held-payments", "held-early", "held-once"):
         broker.create_topic(topic, 2)
+    await_groups(broker, "held-early")
     payment = stream_of(spark, broker.address, "held-payments", "card STRING, amount BIGINT")
     emitted = (
         fleet.stateful(payment, name="held", shards=2)

@@ -102,8 +102,8 @@ def test_statistics_of_a_version_are_of_the_shards_that_committed_it(state: Resc
 
 def test_a_version_that_a_programs_partition_did_not_make_has_the_partitions_earlier_rows() -> None:
     ledger = StateLedger("memory:///clicks")
-    for version, partition in ((1, 0), (1, 1), (2, 0)):
-        identity = structs.replace(task("run", version - 1, partition), query_id="python")
+    for run, version, partition in (("run-1", 1, 0), ("run-2", 1, 1), ("run-2", 2, 0)):
+        identity = structs.replace(task(run, version - 1, partition), query_id="python")
         records, grant = ledger.decide_lease(identity, actor("a"), FakeFleetView(), stay_else_local)
         commit = structs.replace(
             entry(grant, version), attempt_id=f"{version}{partition}", state_rows=10 * version, rows_in=1
@@ -113,8 +113,8 @@ def test_a_version_that_a_programs_partition_did_not_make_has_the_partitions_ear
         for record in ledger.decide_commits([commit])[0]:
             ledger.fold(record)
     newest, previous, _ = version_stats(ledger, structs.replace(CREATED, query_id="python"), 0, 2, 9)
-    assert (newest.state_rows, newest.rows_in, newest.run_id) == (20 + 10, 1, "run")
-    assert (previous.state_rows, previous.rows_in) == (10 + 10, 2)
+    assert (newest.state_rows, newest.rows_in, newest.run_id) == (20 + 10, 1, "run-2")
+    assert (previous.state_rows, previous.rows_in, previous.run_id) == (10 + 10, 2, "")
 
 
 @pytest.mark.parametrize(
