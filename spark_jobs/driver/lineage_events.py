@@ -168,7 +168,6 @@ class QueryLineage:
 
 
 def _states(versions: Iterable[tuple[tuple[str, str], int]]) -> list[OutputDataset]:
-    """Return states as data sets, each with its version if it has one."""
     return [
         OutputDataset(
             fleet,

@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Watched:
-    """A store actor that is pinged."""
-
     handle: Any
     ping: Any = None
     #: How long that has been waited for.

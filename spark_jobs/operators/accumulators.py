@@ -92,7 +92,6 @@ def _average(use: Use) -> tuple[Part, ...]:
 
 
 def _summed(use: Use, kind: T.DataType) -> Part:
-    """Return the accumulator of the sum of the argument, in a type."""
     column, sum_type = use.kept(stored(use.child().column().cast(kind), kind)), stored_type(kind)
     total, is_empty = state_field("sum", sum_type), state_field("is_empty", T.BooleanType(), False)
     if isinstance(kind, T.DecimalType):

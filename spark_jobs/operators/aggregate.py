@@ -125,7 +125,6 @@ def _name(number: int) -> str:
 
 
 def _restored(frame: DataFrame, column: Expression, data_type: T.DataType) -> Expression:
-    """Return a stored column of a DataFrame as values of Spark's type."""
     if isinstance(data_type, T.ArrayType | T.MapType | T.StructType):
         is_unchanged = column.type == data_type
     else:

@@ -24,8 +24,6 @@ _LOADED: dict[str, Any] = {}
 
 
 class _Driver:
-    """A Python function as a ``java.util.function.Function``."""
-
     class Java:
         implements = ["java.util.function.Function"]  # noqa: RUF012 - Py4J reads it so
 

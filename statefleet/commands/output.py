@@ -54,7 +54,6 @@ def ago_text(when_ms: int | None) -> str | None:
 
 
 def _stat(value: object) -> str:
-    """Return a number, a flag or a text as a cell."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -117,8 +117,6 @@ class DashboardActor:
 
 
 class _RayProbe:
-    """A fleet on this Ray cluster."""
-
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._actors = RayActors()

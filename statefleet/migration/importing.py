@@ -297,7 +297,6 @@ def _wrong_names(names: Sequence[str], columns: Sequence[str]) -> InvalidRequest
 def _rows(
     state: PlannedState, operator: SparkOperator, frame: DataFrame, aggregations: Mapping[str, Plan]
 ) -> DataFrame:
-    """Return the state of a Spark operator in the columns of the fleet's."""
     plan = state.operator.plan
     if isinstance(plan, AggregatePlan):
         in_query = aggregations.get(state.metadata.state_name)

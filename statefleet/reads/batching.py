@@ -87,7 +87,6 @@ class Batcher(Generic[Key, Result]):
         return self._find_all([key])[0] if results is None else results[index]
 
     def _send(self, batch: _Batch[Key, Result]) -> None:
-        """Wait for the turn of a batch, and make its call."""
         results = None
         try:
             with suppress(TimeoutError):

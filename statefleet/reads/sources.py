@@ -257,8 +257,6 @@ class FleetSource:
 
 @dataclass(slots=True)
 class _Incarnation:
-    """An incarnation of a store actor, and the connections to it."""
-
     instance_id: str
     #: Connections that no call uses now.
     spare: list[DirectMessages] = field(default_factory=list)
@@ -268,7 +266,6 @@ class _Incarnation:
     used_s: float = 0.0
 
     def close_spare(self) -> None:
-        """Close the connections that no call uses."""
         while self.spare:
             self.spare.pop().close()
 

@@ -117,7 +117,6 @@ class Connection(asyncio.Protocol):
     # -- bytes ------------------------------------------------------------------------------------------------------
 
     async def _more(self) -> None:
-        """Send what there is, and wait for more of the client."""
         # Before anything is awaited: what comes meanwhile wakes this up.
         self._came.clear()
         await self._flush()

@@ -218,7 +218,6 @@ def _error_of(done: asyncio.Future[list[FoundKey]]) -> BaseException | None:
 
 
 def _pass_on(answer: asyncio.Future[FoundKey], done: asyncio.Future[list[FoundKey]]) -> None:
-    """Give the result of a call for one key to who waits for it."""
     error = _error_of(done)
     if answer.done():
         return

@@ -325,8 +325,6 @@ def serve_remote_task(messages: DirectMessages, serve_task: Serve, serve_epochs:
 
 
 class _MessageSink(io.RawIOBase):
-    """What is sent in messages."""
-
     def __init__(self, messages: DirectMessages) -> None:
         self._messages = messages
 

@@ -241,7 +241,6 @@ class EpochShard:
             self._sink_task.emit(emitted, piece)
 
     def _end_taking(self) -> None:
-        """The present epoch has all of its rows."""
         self._is_whole = True
         if not self._folding.emits_at_seal:
             self._end_epoch()

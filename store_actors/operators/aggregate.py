@@ -49,8 +49,6 @@ _LAST_STAMP = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class _OpenVersion:
-    """What the pieces of an open version did so far."""
-
     #: Rows with a stamp from it on were touched by the version.
     first_stamp: int
     #: Slots of the groups that each piece touched; no group is gone before the end.

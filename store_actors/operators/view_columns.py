@@ -211,7 +211,6 @@ class ViewColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _emitted(self, rows: pa.RecordBatch, read: Set[str]) -> dict[str, pa.Array]:
-        """Return the columns that trees read, by name."""
         accumulators = {
             id(accumulator): accumulator
             for name, accumulator in self._accumulators.items()
