@@ -74,11 +74,8 @@ class QueryLineage:
     def take(self, message: Mapping[str, Any]) -> None:
         """Take in a message about a query; it never raises, as a query is worth more than its lineage.
 
-        Parameters
-        ----------
-        message
-            What the driver is ``asked`` (:meth:`~spark_jobs.driver.driver_calls.DriverCalls.answer`): ``query_started``, ``begin``,
-            ``query_progress`` or ``query_ended``.
+        The driver is ``asked`` (:meth:`~spark_jobs.driver.driver_calls.DriverCalls.answer`) ``query_started``, ``begin``,
+        ``query_progress`` or ``query_ended``.
         """
         try:
             with self._guard:

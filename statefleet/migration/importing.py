@@ -69,14 +69,9 @@ class Imported:
 
 
 class Importer:
-    """Import of states into a fleet.
+    """Import of states into a fleet, of which it has the URI, and how the paths of its sockets begin.
 
-    Parameters
-    ----------
-    uri, sockets
-        The fleet's, and how the paths of its sockets begin.
-    planned
-        States of the operators that were built in this process, by name.
+    `planned` are the states of the operators that were built in this process, by name.
     """
 
     def __init__(

@@ -83,12 +83,7 @@ class Source(Protocol):
 
 
 class FleetSource:
-    """The store actors of a running fleet.
-
-    Parameters
-    ----------
-    direct
-        Connections for queries by a few keys; Ray's calls if it is None.
+    """The store actors of a running fleet; queries by a few keys go by `direct` connections, or by Ray's calls if that is None.
     """
 
     def __init__(
@@ -273,12 +268,8 @@ class _Incarnation:
 class DirectClient:
     """The reader's side: the connections of one process. Thread-safe.
 
-    No call waits for a connection: a call that finds none goes by Ray, and starts one for the next call.
-
-    Parameters
-    ----------
-    address_of
-        Asks a store actor, by its name, for its address; returns None if it has none now.
+    No call waits for a connection: a call that finds none goes by Ray, and starts one for the next call. `address_of` asks a store
+    actor, by its name, for its address; it returns None if it has none now.
     """
 
     def __init__(self, address_of: Callable[[str], DirectAddress | None], runtime: Runtime) -> None:
@@ -296,12 +287,9 @@ class DirectClient:
         self._pid = os.getpid()
 
     def begin(self, actor_name: str, instance_id: str, call: bytes) -> Callable[[], bytes | None] | None:
-        """Send a call to an incarnation of a store actor.
+        """Send a call to an incarnation of a store actor; None if there is no connection.
 
-        Returns
-        -------
-        Callable or None
-            Waits for the answer, and returns None if the caller has to ask by Ray; None if there is no connection.
+        What it returns waits for the answer, and returns None if the caller has to ask by Ray.
         """
         incarnation, connection = self._taken(actor_name, instance_id)
         if connection is None:

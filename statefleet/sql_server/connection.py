@@ -28,10 +28,7 @@ class Refusal(Exception):
 class Connection(asyncio.Protocol):
     """A connection of a client. Its messages are answered in their order, by one task.
 
-    Parameters
-    ----------
-    number
-        By which the client names the connection when it cancels a statement.
+    The client names the connection by its number when it cancels a statement.
     """
 
     def __init__(self, server: Backend, number: int) -> None:
