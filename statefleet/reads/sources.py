@@ -83,8 +83,7 @@ class Source(Protocol):
 
 
 class FleetSource:
-    """The store actors of a running fleet; queries by a few keys go by `direct` connections, or by Ray's calls if that is None.
-    """
+    """The store actors of a running fleet; queries by a few keys go by `direct` connections, or by Ray's calls if that is None."""
 
     def __init__(
         self,
