@@ -123,7 +123,6 @@ class NexmarkLine(Line):
         return rows
 
     def _measured(self, spark: SparkSession, fleet: Fleet, query: Query, root: Path) -> dict[str, dict[str, Any]]:
-        """Run a query on all sides; return the figures of each."""
         sides = (FLEET, *SPARK_STORES)
         batch_s: dict[str, list[float]] = {side: [] for side in sides}
         for number in range(self.rounds):

@@ -43,7 +43,6 @@ class _Comparison:
         self._variants = [workload.start(spark, fleet, side, plan.shards, root) for side in plan.sides]
 
     def run(self) -> Results:
-        """Run all batches, and return the figures of each variant."""
         warmup, batches = self._plan.warmup, self._plan.batches
         try:
             for number, rows in enumerate(self._workload.filling()):
@@ -59,7 +58,6 @@ class _Comparison:
                 variant.query.stop()
 
     def _batch(self, phase: str, number: int, rows: pa.Table) -> None:
-        """Give all variants the same rows."""
         file = write_rows(self._files / f"{phase}-{number:04d}.parquet", rows)
         seconds = []
         for variant in in_turn(self._variants, number):

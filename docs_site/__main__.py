@@ -13,14 +13,8 @@ _ROOT = Path(__file__).parents[1]
 
 
 def build(source: Path, target: Path) -> int:
-    """Build a site, and return the exit code, which is not 0 once there is a warning.
-
-    Parameters
-    ----------
-    source
-        Folder of the pages.
-    target
-        Folder of the site; its content is replaced.
+    """Build a site from a folder of pages into a folder whose content is replaced; return the exit code, which is not 0 once there is a
+    warning.
     """
     shutil.rmtree(target, ignore_errors=True)
     with tempfile.TemporaryDirectory() as parsed:

@@ -29,14 +29,10 @@ window.fetch = (url, ...options) => {
 
 
 def chapters(index: str, pages: set[str]) -> dict[str, list[str]]:
-    """Return the pages by chapter, in the order of the index. Pages that it does not list come last.
+    """Return `pages`, the names of all pages but the index without their suffix, by chapter, in the order of the index.
 
-    Parameters
-    ----------
-    index
-        Text of the index. Each heading of the second level is a chapter; its pages are the links with which list items below it begin.
-    pages
-        Names of all pages but the index, without their suffix.
+    Each heading of the second level in the index's text is a chapter; its pages are the links with which list items below it begin.
+    Pages that it does not list come last.
     """
     parts = _HEADING.split(index)
     listed = {title: _ITEM.findall(text) for title, text in zip(parts[1::2], parts[2::2], strict=True)}

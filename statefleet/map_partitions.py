@@ -61,8 +61,6 @@ class _PartitionTask:
 
 @dataclass(frozen=True, kw_only=True)
 class _PartitionsPlan(OperatorPlan):
-    """A function over partitions as an operator's plan, which makes its tasks."""
-
     function: StoreFunction
     rows: pa.Schema
     stores: tuple[StoreSpec, ...]

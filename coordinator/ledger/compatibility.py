@@ -259,7 +259,6 @@ def _mismatch(reason: str, part: str, existing: StateMetadata, requested: StateM
 
 
 def _part_text(schema: StateSchema, part: str) -> str:
-    """Return a part of a schema as a person reads it."""
     match part:
         case "keys":
             return ", ".join(f"{field.name} {field.type}" for field in schema.keys)
@@ -276,7 +275,6 @@ def _typed(field: Field) -> tuple[str, str]:
 
 
 def _accumulators_text(accumulators: Iterable[Accumulator]) -> str:
-    """Return what is accumulated and the types of its state, as a person reads it."""
     return ", ".join(f"{_named(item)} {' '.join(field.type for field in item.state)}" for item in accumulators)
 
 

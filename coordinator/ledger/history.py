@@ -293,7 +293,6 @@ class StateHistory:
         return LoadPlan(tuple(reversed(snapshots)), deltas, truncated_at, schemas, origin)
 
     def _origin(self, shard: ShardKey, layout: ShardLayout) -> Origin:
-        """Return what a shard of a later layout is made of."""
         partition_id, store_name = shard
         parents = []
         for parent in layout.parents(partition_id):

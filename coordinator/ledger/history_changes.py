@@ -122,7 +122,6 @@ class ChangingHistory(StateHistory):
                     self._drop_parents(parent)
 
     def _drop_shard(self, shard: ShardKey, oldest: int) -> None:
-        """Retain no version of a shard any more."""
         late = sum(entry.rows_late for entry in self._chains.pop(shard))
         self._late_before[shard] = self._late_before.get(shard, 0) + late
         self._snapshots.pop(shard, None)

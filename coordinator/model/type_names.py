@@ -266,5 +266,4 @@ def _nested_spark_type(data_type: pa.DataType) -> dict[str, Any]:
 
 
 def _part(name: str, kind: str, *, nullable: bool) -> dict[str, Any]:
-    """Return a field of an element, as Spark writes it."""
     return {"name": name, "nullable": nullable, "type": spark_type(kind), "metadata": {}}

@@ -383,7 +383,6 @@ class MovePlanner:
         choices: Mapping[int, Choice],
         present: Mapping[int, ActorLocation],
     ) -> tuple[PlannedMove, ...]:
-        """Return the choices for shards that a live store actor has, as moves."""
         return tuple(
             PlannedMove(state_name, partition, holder, choice.location, choice.reason, partitions.start)
             for partition, choice in choices.items()

@@ -269,10 +269,8 @@ class Coordinator:
     async def rescale(self, state_name: str, num_shards: int, dry_run: bool) -> RescalePlan:
         """Rescale a state with one of the next batches of its running query, or only say what that would do.
 
-        Raises
-        ------
-        InvalidRequestError
-            There is no such state, it cannot be rescaled, its query does not run, or the number is not valid.
+        Raises errors as :func:`~coordinator.ledger.rescaling.decide_rescale_request`, and an InvalidRequestError if there is no such
+        state.
         """
         writer = await self._writer_of(state_name)
         created = writer.metadata

@@ -286,7 +286,6 @@ class PlacementService:
 
 
 def _of(assigned: Mapping[int, ActorLocation], partitions: range) -> dict[int, ActorLocation]:
-    """Return the store actors of some of a state's partitions."""
     return {partition: location for partition, location in assigned.items() if partition in partitions}
 
 

@@ -44,8 +44,6 @@ _NOT_TRACED = 64
 
 @dataclass(slots=True)
 class _State:
-    """The records of one state."""
-
     record: StateRecord = field(default_factory=StateRecord)
     #: Sums over its shards, with the stamp of the state that they are of; None until they were asked for.
     stats: tuple[str, StateStats] | None = None
@@ -57,8 +55,6 @@ class _State:
 
 
 class _Ended(NamedTuple):
-    """A batch that has ended and is to be traced."""
-
     ledger: StateLedger
     last: CommitEntry
     partitions: range

@@ -25,7 +25,6 @@ class _Seldom(logging.Filter):
     last_s = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a line is passed; see :class:`logging.Filter`."""
         passes = record.created - self.last_s >= _BETWEEN_LINES_S
         self.last_s = record.created if passes else self.last_s
         return passes

@@ -186,10 +186,7 @@ class Versions:
     async def list_versions(self, state_name: str, count: int, is_committed: bool = False) -> tuple[VersionStats, ...]:
         """Return statistics of the newest versions of a state that can be read, newest first, `count` at most.
 
-        Raises
-        ------
-        InvalidRequestError
-            There is no such state.
+        Raises errors as :meth:`read_view`.
         """
         view = await self.read_view(state_name, WantedView(None, is_committed))
         assert view is not None
@@ -255,18 +252,13 @@ class Versions:
     async def branch(self, state_name: str, name: str, version: int | None) -> Branch:
         """Return a state that begins with a version of another one, and shares its files: a new one, or the existing one.
 
+        Raises errors as :meth:`read_view` and :meth:`Branching.make`.
+
         Parameters
         ----------
         version
             A version whose batch Spark has finished; the newest of all operators of the query by default. Partitions of a state that
             Python programs own have versions of their own: there it is the newest of each, and none can be asked for.
-
-        Raises
-        ------
-        InvalidRequestError
-            There is no such state, or another one has the name.
-        VersionNotFoundError
-            Not every shard has the version, or it is not retained any more.
         """
         branch = await self._branching.existing(state_name, version, name)
         if branch is not None:

@@ -65,15 +65,12 @@ def open_object_store(
 ) -> ObjectStore:
     """Return the object store of a URI.
 
+    Raises errors as :func:`normalize_uri` and :func:`~coordinator.storage.remote.open_remote_store`.
+
     Parameters
     ----------
     stats
         Counts conditional puts that are repeated.
-
-    Raises
-    ------
-    InvalidRequestError
-        The URI's scheme is not supported or its options are not known.
     """
     normalized = normalize_uri(uri)
     if normalized.startswith("file://"):

@@ -259,7 +259,6 @@ def _hand_over(shard: str, took_ms: int, last: CommitEntry, context: BatchContex
 
 
 def _reasons(batch: EndedBatch, recent: Sequence[EndedBatch], context: BatchContext) -> Iterator[str]:
-    """Describe what else was unusual."""
     usual_rows = median(earlier.rows_in for earlier in recent)
     if batch.rows_in > _MANY_ROWS * max(1, usual_rows):
         yield f"it had {batch.rows_in:,} rows (median {usual_rows:,.0f})"

@@ -22,18 +22,10 @@ _MOST_LETTERS = 40
 def over_distinct_values(aggregated: DataFrame, target: Target) -> DataFrame:
     """Return an aggregation that has the results of one with DISTINCT: over its rows, and the first row of each group and value.
 
-    The first rows are those of a ``dropDuplicates`` by group and values, with a state of its own for each set of values that is
-    aggregated (``DistinctAggregation.scala``).
-
-    Parameters
-    ----------
-    aggregated
-        Any result of ``groupBy(..).agg(..)``; one without DISTINCT is returned.
-
-    Raises
-    ------
-    InvalidRequestError
-        The groups are session windows, whose values change hands when two of them become one.
+    `aggregated` is any result of ``groupBy(..).agg(..)``; one without DISTINCT is returned. The first rows are those of a
+    ``dropDuplicates`` by group and values, with a state of its own for each set of values that is aggregated
+    (``DistinctAggregation.scala``). Raises InvalidRequestError for groups that are session windows, whose values change hands when two
+    of them become one.
     """
     aggregation = DistinctAggregation.of(aggregated)
     if aggregation is None:

@@ -60,18 +60,9 @@ class Target:
     def run(self, plan: OperatorPlan, spark_frame: DataFrame, refused: Mapping[str, str] | None = None) -> DataFrame:
         """Return an operator's results.
 
-        Parameters
-        ----------
-        spark_frame
-            The query with Spark's own operator; where Spark has none, the query below the operator.
-        refused
-            For an operator that has the query's output mode, the modes that the fleet refuses, and why; None if it has a mode of
-            its own.
-
-        Raises
-        ------
-        InvalidRequestError
-            It does not run in the mode that the user has set, or in any mode that its query could have.
+        `spark_frame` is the query with Spark's own operator; where Spark has none, the query below the operator. `refused`, for an
+        operator that has the query's output mode, are the modes that the fleet refuses, and why; None if it has a mode of its own.
+        Raises InvalidRequestError if it does not run in the mode that the user has set, or in any mode that its query could have.
         """
         possible = query_modes(plan.schema) if refused is None else OUTPUT_MODES
         by_spark = refused_modes(analysed(spark_frame), OUTPUT_MODES)

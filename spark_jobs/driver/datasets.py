@@ -32,12 +32,8 @@ def without_password(text: str) -> str:
 def datasets_of(description: str, kafka: Sequence[Mapping[str, str | None]] = ()) -> list[DatasetName]:
     """Return the data sets that a source or sink has a path or topics for; none for another one.
 
-    Parameters
-    ----------
-    description
-        As Spark has it in the progress of a query.
-    kafka
-        Of each source of Kafka, and of the sink, the option ``subscribe`` or ``topic``, and its bootstrap ``servers``.
+    The description is Spark's in the progress of a query. `kafka` has, of each source of Kafka and of the sink, the option
+    ``subscribe`` or ``topic``, and its bootstrap ``servers``.
     """
     if match := re.fullmatch(r"Kafka(?:V2|Source)\[Subscribe\[(.*)\]\]", description):
         return [DatasetName(_cluster(topic, kafka), topic) for topic in match[1].split(", ")]

@@ -74,11 +74,8 @@ class QueryLineage:
     def take(self, message: Mapping[str, Any]) -> None:
         """Take in a message about a query; it never raises, as a query is worth more than its lineage.
 
-        Parameters
-        ----------
-        message
-            What the driver is ``asked`` (:meth:`~spark_jobs.driver.driver_calls.DriverCalls.answer`): ``query_started``, ``begin``,
-            ``query_progress`` or ``query_ended``.
+        The driver is ``asked`` (:meth:`~spark_jobs.driver.driver_calls.DriverCalls.answer`) ``query_started``, ``begin``,
+        ``query_progress`` or ``query_ended``.
         """
         try:
             with self._guard:
@@ -168,7 +165,6 @@ class QueryLineage:
 
 
 def _states(versions: Iterable[tuple[tuple[str, str], int]]) -> list[OutputDataset]:
-    """Return states as data sets, each with its version if it has one."""
     return [
         OutputDataset(
             fleet,

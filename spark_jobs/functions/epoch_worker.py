@@ -49,8 +49,6 @@ def serve(task: UserTask, header: BatchHeader) -> None:
 
 
 class _EpochProgram:
-    """A program, and its session on the state."""
-
     def __init__(self, task: UserTask, shard: int, program: OpenProgram, store: StateStore, grant: LeaseGrant) -> None:
         self._task, self._shard, self._program = task, shard, program
         self._raw = task.schema.raw_schema()

@@ -65,17 +65,11 @@ class GroupStatePlan(OperatorPlan):
 
 
 def build_group_state(grouped: GroupedData, definition: GroupFunction, stateful_mode: str | None) -> GroupStatePlan:
-    """Plan ``df.groupBy(..).applyInPandasWithState(...)`` or its Arrow form.
+    """Plan ``df.groupBy(..).applyInPandasWithState(...)`` or its Arrow form; `stateful_mode` is the output mode that ``fleet.stateful``
+    was given, if it was.
 
-    Parameters
-    ----------
-    stateful_mode
-        Output mode that ``fleet.stateful`` was given; None if it was not.
-
-    Raises
-    ------
-    InvalidRequestError
-        The output mode, the timeouts or a type is not supported, or timeouts need a watermark that is not there.
+    Raises InvalidRequestError if the output mode, the timeouts or a type is not supported, or timeouts need a watermark that is not
+    there.
     """
     mode = function_mode(definition.output_mode, stateful_mode)
     if not callable(definition.function):

@@ -42,19 +42,10 @@ class GroupedInput:
 
     @classmethod
     def of(cls, grouped: GroupedData, *, late_times: bool, reserved: Sequence[str] = ()) -> GroupedInput:
-        """Return the input for ``df.groupBy(...)``.
+        """Return the input for ``df.groupBy(...)``; with `late_times`, rows include the event time by which they are late.
 
-        Parameters
-        ----------
-        late_times
-            Whether rows include the event time by which they are late.
-        reserved
-            Names that the rows may not have.
-
-        Raises
-        ------
-        InvalidRequestError
-            There are no grouping columns, columns have the same name, or there is not event time for `late_times`.
+        Raises InvalidRequestError if there are no grouping columns, columns have the same name or a `reserved` one, or there is not
+        event time for `late_times`.
         """
         df: DataFrame = grouped._df
         counted = grouped.agg(F.count(F.lit(1)))

@@ -83,14 +83,10 @@ def _fits(value: Any, kind: T.DataType) -> bool:
 
 
 class RowValues:
-    """Conversion of tuples of a struct's columns between Python and Arrow.
+    """Conversion of tuples of a struct's columns between Python and Arrow; `subject` is the name of the tuples in errors.
 
-    Parameters
-    ----------
-    subject
-        Name of the tuples in errors.
-    needs_names
-        Whether the field names of a Row have to be the columns. If not, the values of a Row with other names are taken in order.
+    If it `needs_names`, the field names of a Row have to be the columns. If not, the values of a Row with other names are taken in
+    order.
     """
 
     def __init__(self, kind: T.StructType, subject: str, *, needs_names: bool = False) -> None:

@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Watched:
-    """A store actor that is pinged."""
-
     handle: Any
     ping: Any = None
     #: How long that has been waited for.
@@ -58,13 +56,7 @@ class _Watched:
 
 
 class ExecutorNodes:
-    """The nodes of a fleet.
-
-    Parameters
-    ----------
-    per_node
-        Store actors on each node; None for a number by the cores of its executors.
-    """
+    """The nodes of a fleet, each with `per_node` store actors; None for a number by the cores of its executors."""
 
     def __init__(self, address: FleetAddress, per_node: int | None) -> None:
         self._address = address
@@ -156,12 +148,8 @@ class ExecutorNodes:
     def end_hung(self, nodes: Collection[str], passed_s: float) -> None:
         """End store actors that have not answered a ping for long, and ping the others. Ray restarts those that were ended.
 
-        Tasks wait for as long as they are connected, and have no way to Ray. This waits for nothing.
-
-        Parameters
-        ----------
-        passed_s
-            Seconds of waiting since the last call, and not of a clock, which goes on while this process or the machine is halted.
+        Tasks wait for as long as they are connected, and have no way to Ray. This waits for nothing. `passed_s` are the seconds of
+        waiting since the last call, and not of a clock, which goes on while this process or the machine is halted.
         """
         for key, watched in list(self._watched.items()):
             if key[0] not in nodes:

@@ -53,13 +53,7 @@ class DriverReports:
         self._reported_s = 0.0
 
     def report(self, report: DriverReport, coordinators: Iterable[CoordinatorClient], now_s: float) -> None:
-        """Send a report if it is due.
-
-        Parameters
-        ----------
-        now_s
-            Time of a monotonic clock.
-        """
+        """Send a report if it is due; `now_s` is the time of a monotonic clock."""
         if report == self._last and now_s - self._reported_s < _REPEAT_S:
             return
         for coordinator in coordinators:

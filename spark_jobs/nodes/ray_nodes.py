@@ -117,17 +117,10 @@ class ExecutorSlots:
         self._failed_requests = 0
 
     def due(self, now_s: float, present: int, free: int) -> int:
-        """Return how many executors to request now.
+        """Return how many executors to request now, at a time of a monotonic clock; `free` nodes have resources for an executor.
 
         Each repeated request asks for one more: RayDP's master starts the difference to the executors that it knows, and may know
         executors that never came.
-
-        Parameters
-        ----------
-        now_s
-            Time of a monotonic clock.
-        free
-            Number of nodes with resources for an executor.
         """
         missing = min(self._limit - present, free)
         if missing <= 0:

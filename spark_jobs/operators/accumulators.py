@@ -92,7 +92,6 @@ def _average(use: Use) -> tuple[Part, ...]:
 
 
 def _summed(use: Use, kind: T.DataType) -> Part:
-    """Return the accumulator of the sum of the argument, in a type."""
     column, sum_type = use.kept(stored(use.child().column().cast(kind), kind)), stored_type(kind)
     total, is_empty = state_field("sum", sum_type), state_field("is_empty", T.BooleanType(), False)
     if isinstance(kind, T.DecimalType):
@@ -237,14 +236,11 @@ def supported_functions() -> list[str]:
 
 
 def fingerprint_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[str, str]:
-    """Return the fingerprint of a use of an aggregate function.
+    """Return the fingerprint of a use of an aggregate function: the function over its arguments in SQL, and the casts of an argument.
 
-    Returns
-    -------
-    tuple
-        The function over its arguments, in SQL. Columns stand by name alone, without the casts that Spark adds: these follow the
-        types of the columns, which may become wider. Second, the types to which the query itself casts a single argument, from the
-        inside out: ``min(cast(v as bigint))`` can continue the state of ``min(cast(v as int))``.
+    In the first, columns stand by name alone, without the casts that Spark adds: these follow the types of the columns, which may
+    become wider. The second has the types to which the query itself casts a single argument, from the inside out: ``min(cast(v as
+    bigint))`` can continue the state of ``min(cast(v as int))``.
     """
     names, function = _Names(spark), aggregate.function
     arguments = function.children

@@ -125,7 +125,6 @@ def _name(number: int) -> str:
 
 
 def _restored(frame: DataFrame, column: Expression, data_type: T.DataType) -> Expression:
-    """Return a stored column of a DataFrame as values of Spark's type."""
     if isinstance(data_type, T.ArrayType | T.MapType | T.StructType):
         is_unchanged = column.type == data_type
     else:
@@ -141,16 +140,9 @@ def _resolve(frame: DataFrame, column: Column) -> Expression:
 def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
     """Plan one of Spark's aggregations, such as ``df.groupBy(..).agg(..)`` and ``df.rollup(..).sum(..)``.
 
-    Parameters
-    ----------
-    output_mode
-        None for the query's, which is known when it starts; the schema then has update mode, or append mode if update is not supported,
-        or for sessions.
-
-    Raises
-    ------
-    InvalidRequestError
-        The fleet does not support a part of it; the error names the part and says what to use instead.
+    The output mode None stands for the query's, which is known when it starts; the schema then has update mode, or append mode if
+    update is not supported, or for sessions. Raises InvalidRequestError if the fleet does not support a part of it; the error names the
+    part and says what to use instead.
     """
     node = analysed(aggregated)
     if node.kind != "Aggregate":

@@ -101,20 +101,10 @@ def build_as_of_join(
     *,
     is_strict: bool,
 ) -> JoinPlan:
-    """Plan ``left.joinAsOf(right, *times, on, how)``.
+    """Plan ``left.joinAsOf(right, *times, on, how)``; `times` is the column of each side by which its rows have a watermark.
 
-    Parameters
-    ----------
-    times
-        The column of each side by which its rows have a watermark.
-
-    Raises
-    ------
-    InvalidRequestError
-        A time is another column, the join is of another type or has another condition than equal columns, or state cannot store a
-        part of it.
-    pyspark.errors.AnalysisException
-        Spark cannot resolve it.
+    Raises InvalidRequestError if a time is another column, the join is of another type or has another condition than equal columns, or
+    state cannot store a part of it; AnalysisException if Spark cannot resolve it.
     """
     check_output_mode("an as-of join", output_mode, ("append",))
     node = analysed_join(left.join(right, on, how), is_checked=False)

@@ -60,17 +60,8 @@ class JoinNode:
 
 
 def analysed_join(joined: DataFrame, *, is_checked: bool = True) -> JoinNode:
-    """Return the join of two streams in the plan that Spark analysed it to.
-
-    Parameters
-    ----------
-    is_checked
-        Whether Spark has to run such a join.
-
-    Raises
-    ------
-    InvalidRequestError
-        Spark does not run such a join.
+    """Return the join of two streams in the plan that Spark analysed it to; if `is_checked`, it raises InvalidRequestError for one that
+    Spark does not run.
     """
     top = analysed(joined)
     join = top.child if top.kind == "Project" else top
@@ -122,15 +113,10 @@ def _check(join: Plan, sql: str) -> None:
 def _of_event_time(join: Plan, condition: Expression | None, *, needs_both: bool) -> Expression | None:
     """Return the conjuncts of a condition that compare event time of one side with the other side.
 
-    Spark takes any comparison of numbers or times for a bound of event time. With ``x > 4`` it never removes a row, and never emits
-    a row that matched nothing; with ``left.ts < right.expires`` it removes rows that later rows would have matched. So Spark's
-    rules get only these conjuncts.
-
-    Parameters
-    ----------
-    needs_both
-        Whether both sides have to be compared by event time. Otherwise any column of a side without a watermark will do: its rows
-        are kept for ever, and Spark runs the join.
+    Spark takes any comparison of numbers or times for a bound of event time. With ``x > 4`` it never removes a row, and never emits a
+    row that matched nothing; with ``left.ts < right.expires`` it removes rows that later rows would have matched. So Spark's rules get
+    only these conjuncts. Unless it `needs_both` sides to be compared by event time, any column of a side without a watermark will do:
+    its rows are kept for ever, and Spark runs the join.
     """
     if condition is None:
         return None

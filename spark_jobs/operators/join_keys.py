@@ -158,21 +158,11 @@ def split_condition(
     *,
     is_inner: bool,
 ) -> JoinCondition:
-    """Split a condition by where its conjuncts are evaluated.
+    """Split a condition, without the equalities that are keys, by where its conjuncts are evaluated.
 
-    Parameters
-    ----------
-    condition
-        The condition without the equalities that are keys.
-    stored
-        Fields of the columns that are stored in any case, by expression id.
-    is_inner
-        Whether results may be filtered after the join.
-
-    Raises
-    ------
-    InvalidRequestError
-        The fleet cannot evaluate a conjunct over both sides, and the join is an outer or semi join, after which Spark cannot.
+    `stored` are the fields of the columns that are stored in any case, by expression id; results of an inner join may be filtered after
+    it. Raises InvalidRequestError if the fleet cannot evaluate a conjunct over both sides, and the join is an outer or semi join, after
+    which Spark cannot.
     """
     split = JoinCondition()
     writer = _Writer(sides, stored, split)

@@ -29,18 +29,10 @@ def aggregation_view(
     outputs: Sequence[Expression],
     evaluated: Callable[[AggregateExpression], Expression],
 ) -> dict[str, Any]:
-    """Return the view of an aggregation's groups.
+    """Return the view of an aggregation's groups, by their keys: a session among these is not a key of the state.
 
-    A result that only Spark can compute is replaced by the aggregates in it, under Spark's own names.
-
-    Parameters
-    ----------
-    keys
-        Keys of the groups; a session among them is not a key of the state.
-    outputs
-        The results, as expressions of keys and aggregates.
-    evaluated
-        Function that returns Spark's final expression of an aggregate, over columns named as the state emits them.
+    A result, an expression of keys and aggregates, that only Spark can compute is replaced by the aggregates in it, under Spark's own
+    names. `evaluated` returns Spark's final expression of an aggregate, over columns named as the state emits them.
     """
     return {"": _Results(schema, keys, evaluated).view(outputs)}
 

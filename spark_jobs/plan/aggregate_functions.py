@@ -171,12 +171,8 @@ class AggregateExpression(Expression):
 
 
 def nearest_biases(node: Expression) -> tuple[list[float], list[float]] | None:
-    """Return the tables by which an expression of :meth:`Registers.estimate` finds the bias of its second child.
-
-    Returns
-    -------
-    tuple or None
-        Raw estimates, and their biases; None for any other expression.
+    """Return raw estimates and their biases, by which an expression of :meth:`Registers.estimate` finds the bias of its second child;
+    None for any other expression.
     """
     if node._java.functionName() != _BIAS:
         return None

@@ -182,21 +182,10 @@ def begin_logs(folder: HadoopFolder, batch: int, *, sources: int, batch_time_ms:
 def copy_checkpoint(spark: SparkSession, source: str, target: str, version: int, branch: str) -> None:
     """Create a checkpoint whose query begins with the batch that reads a version, on the next input of another query's checkpoint.
 
-    Parameters
-    ----------
-    source, target
-        Folders, as given to a query as ``checkpointLocation``. A `target` that an equal call created before stays as it is.
-    version
-        At least 1: the last batch that is copied is the one before.
-    branch
-        Name of the state that the checkpoint is for.
-
-    Raises
-    ------
-    InvalidRequestError
-        The source has not finished that batch, or has deleted its entry; or the target has other files.
-    StorageUnavailableError
-        A folder cannot be read or written.
+    Folders are as given to a query as ``checkpointLocation``. A `target` that an equal call created before stays as it is. The version
+    is at least 1: the last batch that is copied is the one before. `branch` is the state that the checkpoint is for. Raises
+    InvalidRequestError if the source has not finished that batch, or has deleted its entry, or the target has other files;
+    StorageUnavailableError if a folder cannot be read or written.
     """
     previous, batch = HadoopFolder.of(spark, source), version - 1
 
@@ -218,17 +207,7 @@ def begin_checkpoint(
 ) -> None:
     """Create a checkpoint whose query begins with the batch that reads a version, and each source where it begins without a checkpoint.
 
-    Parameters
-    ----------
-    target, branch
-        As for :func:`copy_checkpoint`.
-    batch_time_ms
-        When the batch before was planned, in milliseconds since the epoch.
-
-    Raises
-    ------
-    InvalidRequestError, StorageUnavailableError
-        As :func:`copy_checkpoint`.
+    The batch before was planned at `batch_time_ms` since the epoch. Other arguments, and the errors, are as of :func:`copy_checkpoint`.
     """
     batch = version - 1
 

@@ -102,17 +102,11 @@ def state_rows(
 ) -> DataFrame:
     """Return the rows of a store, one partition in each task; a task fails at a row that belongs to another partition.
 
-    Parameters
-    ----------
-    columns
-        Names and types of the key's columns, then the value's: types as in the store, except for nullability.
-    prefix
-        Number of leading columns of the key by which the operator looks up rows; 0 if it uses whole keys only.
-    partitioned_by
-        Number of leading columns of the key by which Spark partitions rows; by default the prefix, or the whole key.
-    functions
-        For each column of the value, the function whose buffer it is, if Spark stores that buffer as bytes. The column then has the
-        function's result, or, for a function that counts values, an array of structs of each value and its count.
+    `columns` are names and types of the key's columns, then the value's: types as in the store, except for nullability. By `prefix`
+    leading columns of the key the operator looks up rows, 0 if it uses whole keys only; by `partitioned_by` Spark partitions them, None
+    for the prefix, or the whole key. `functions` has, for each column of the value, the function whose buffer it is, if Spark stores
+    that buffer as bytes. The column then has the function's result, or, for a function that counts values, an array of structs of each
+    value and its count.
     """
     session = spark._jsparkSession
     settings = session.sessionState().newHadoopConf()
@@ -149,10 +143,7 @@ def checked_partitions(
 ) -> DataFrame:
     """Return rows with a check that each is in the partition of its key: files of partitions can be swapped unnoticed.
 
-    Parameters
-    ----------
-    present
-        The partition in which a row was found.
+    `present` is the partition in which a row was found.
     """
     expected = F.pmod(F.hash(*keys), F.lit(partitions))
     error = F.concat(

@@ -65,14 +65,10 @@ class Upstream:
         return json.dumps(asdict(self))
 
     def route_column(self, task: str) -> str:
-        """Return the name of the column by which the operator's exchange is partitioned.
+        """Return the name of the column by which the operator's exchange is partitioned. `task` is the operator as store actors get it,
+        in JSON.
 
         An operator that asks for another state has another name.
-
-        Parameters
-        ----------
-        task
-            The operator as store actors get it, in JSON.
         """
         digest = hashlib.sha256(f"{self.to_json()}{task}".encode()).hexdigest()
         # What explain() shows has to say why tasks do not hand rows over.

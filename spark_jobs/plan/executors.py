@@ -124,7 +124,6 @@ class Executors:
         return LongBatch(run_id, batch_id, running_ms, self._activity(run_id))
 
     def _activity(self, run_id: str) -> str:
-        """Describe what the jobs of a run are doing."""
         tracker = self._spark.sparkContext.statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(run_id)]
         stage_ids = sorted(

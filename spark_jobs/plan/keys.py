@@ -68,15 +68,8 @@ class KeyTree:
 def key_of(expression: Expression, path: str, *, normalised: bool = True, compared: bool = True) -> Key:
     """Return a key whose leaves are named after `path`; with `normalised`, floating-point numbers are as Spark groups them.
 
-    Parameters
-    ----------
-    compared
-        Whether its values are compared; if not, they are only stored and returned.
-
-    Raises
-    ------
-    InvalidRequestError
-        State cannot store its values, or compare them, as maps (which Spark 4 groups by).
+    If it is not `compared`, its values are only stored and returned. Raises InvalidRequestError if state cannot store its values, or
+    compare them, as maps (which Spark 4 groups by).
     """
     if compared:
         check_compared(expression.type, expression.sql)

@@ -234,13 +234,8 @@ def check_streaming(plan: Plan, output_mode: str) -> None:
 def refused_modes(plan: Plan, output_modes: Iterable[str]) -> dict[str, str]:
     """Return the output modes in which Spark refuses a query with its own operator in place of the fleet's, with its error texts.
 
-    Spark does not recognise the fleet's operator, so it would start queries that it otherwise refuses. No mode is refused where
-    ``spark.sql.streaming.unsupportedOperationCheck`` is false.
-
-    Parameters
-    ----------
-    plan
-        The query up to the operator, with Spark's own operator.
+    `plan` is the query up to the operator, with Spark's own. Spark does not recognise the fleet's operator, so it would start queries
+    that it otherwise refuses. No mode is refused where ``spark.sql.streaming.unsupportedOperationCheck`` is false.
     """
     refused: dict[str, str] = {}
     if not plan.checks_streaming:
@@ -286,10 +281,7 @@ def state_watermarks_ms(
 ) -> tuple[int | None, int | None]:
     """Return, for each side, the event time up to which Spark removes rows at a watermark; None if it keeps them for ever.
 
-    Parameters
-    ----------
-    is_first_enough
-        Whether Spark may use only the first of several watermark columns of a side.
+    `is_first_enough` says that Spark may use only the first of several watermark columns of a side.
     """
     helper = java_class("org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper")
     answer = helper.getStateWatermark(

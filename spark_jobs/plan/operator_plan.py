@@ -75,12 +75,7 @@ class Collector(Protocol):
     def collected(self, newest: int, num_shards: int) -> OperatorPlan:
         """Run the Spark jobs that collect the rows, and return the plan with them.
 
-        Parameters
-        ----------
-        newest
-            Newest version that every shard of the state has; 0 for a state without any.
-        num_shards
-            Number of shards of the first batch.
+        `newest` is the newest version that every shard of the state has, 0 without any; the first batch has `num_shards`.
         """
 
 
@@ -116,22 +111,10 @@ class RoutedOperator:
         *,
         modes: QueryModes | None = None,
     ) -> RoutedOperator:
-        """Return an operator with a name.
+        """Return an operator with a name; without `modes`, it has those of an operator with a mode of its own.
 
-        Parameters
-        ----------
-        modes
-            By default the modes of an operator with a mode of its own.
-
-        Raises
-        ------
-        InvalidRequestError
-            An operator below emits rows that are not final, or lives in another fleet.
-
-        Warns
-        -----
-        UnboundedStateWarning
-            Its state grows for ever.
+        Raises InvalidRequestError if an operator below emits rows that are not final, or lives in another fleet. Warns with
+        UnboundedStateWarning if its state grows for ever.
         """
         below = _check_below(plan.inputs, state)
         for operator in below:
@@ -249,14 +232,8 @@ def _is_mark(aggregate: Plan) -> bool:
 
 
 def requested_state(route: str, query_mode: str | None) -> StateMetadata:
-    """Return the state that an operator of a plan asks for.
-
-    Parameters
-    ----------
-    route
-        Name of its route column.
-    query_mode
-        The query's output mode, for an operator that has no mode of its own.
+    """Return the state that an operator of a plan asks for, by the name of its route column; in the query's mode if it has none of its
+    own.
     """
     requested = _REQUESTED[route]
     if query_mode is None or requested.schema is None:

@@ -25,11 +25,8 @@ _OWN_FOLDERS = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for packag
 def runs_again(schema: StateSchema) -> str:
     """Return when Spark runs a batch without data for an operator (``StateStoreWriter.shouldRunAnotherBatch``).
 
-    Returns
-    -------
-    str
-        ``watermark``: when the operator's watermark has moved. ``due``: when the earliest of its timeouts of processing time is over.
-        ``never``.
+    ``watermark``: when the operator's watermark has moved. ``due``: when the earliest of its timeouts of processing time is over.
+    ``never``.
     """
     if schema.operator in (OperatorKind.GROUP_STATE, OperatorKind.TRANSFORM):
         by = schema.options.get("timeout_conf", schema.options.get("time_mode"))

@@ -24,8 +24,6 @@ _LOADED: dict[str, Any] = {}
 
 
 class _Driver:
-    """A Python function as a ``java.util.function.Function``."""
-
     class Java:
         implements = ["java.util.function.Function"]  # noqa: RUF012 - Py4J reads it so
 
@@ -39,17 +37,9 @@ class _Driver:
 def install(spark: SparkSession, driver: Callable[[str], str], *, is_followed: bool) -> None:
     """Install the exchange in a session; a second call has no effect. A session of ``newSession`` needs a call of its own.
 
-    Parameters
-    ----------
-    driver
-        Function from a message about a batch (JSON) to its answer (JSON). It is called in the driver, in a thread of the JVM's.
-    is_followed
-        Whether it is also told when queries start, what their batches did, and how they end.
-
-    Raises
-    ------
-    SetupError
-        This version of Spark does not accept the exchange.
+    `driver` answers a message about a batch, both in JSON. It is called in the driver, in a thread of the JVM's. If it `is_followed`,
+    it is also told when queries start, what their batches did, and how they end. Raises SetupError if this version of Spark does not
+    accept the exchange.
     """
     try:
         gateway = spark.sparkContext._gateway

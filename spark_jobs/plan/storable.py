@@ -190,10 +190,7 @@ def _rebuilt(
 ) -> Column:
     """Return an array, map or struct whose inner values (column and type) are each converted.
 
-    Parameters
-    ----------
-    follows_type
-        Whether inner values that are never null by the type are marked so for Spark, and fields get the type's metadata.
+    With `follows_type`, inner values that are never null by the type are marked so for Spark, and fields get the type's metadata.
     """
 
     def element(inner: Column, inner_kind: T.DataType, *, may_be_null: bool) -> Column:
@@ -237,19 +234,9 @@ def state_field(
 ) -> Field:
     """Return the field of a state's schema for a Spark type, with Spark's type beside it where the state's does not imply it.
 
-    Parameters
-    ----------
-    subject
-        The column in SQL, for the error; by default `name`.
-    metadata
-        Metadata of Spark's column (such as the declared type of a char or varchar).
-    nested
-        Whether arrays, maps and structs are accepted, stored as one value.
-
-    Raises
-    ------
-    InvalidRequestError
-        State cannot store such values.
+    `subject` is the column in SQL, for the error, by default `name`; `metadata` is that of Spark's column (such as the declared type of
+    a char or varchar). With `nested`, arrays, maps and structs are accepted, stored as one value. Raises InvalidRequestError if state
+    cannot store such values.
     """
     kind = _type_name(data_type, subject or name, nested=nested)
     return _field(name, kind, data_type, nullable, metadata or {})

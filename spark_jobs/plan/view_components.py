@@ -50,10 +50,7 @@ class NotExpressibleError(Exception):
 class TreeWriter:
     """Writes expressions as trees.
 
-    Parameters
-    ----------
-    leaf
-        Function that returns the tree of a node that is none of these operations, such as a column, and None for any other.
+    `leaf` returns the tree of a node that is none of these operations, such as a column, and None for any other.
     """
 
     def __init__(self, leaf: Callable[[Expression], Node | None]) -> None:

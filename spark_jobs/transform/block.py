@@ -68,17 +68,9 @@ class Block:
         self._index = index
 
     def here(self, failing: str = "") -> int:
-        """Return the index of the current key.
+        """Return the index of the current key; raises InvalidRequestError if there is none: the processor is in ``init`` or ``close``.
 
-        Parameters
-        ----------
-        failing
-            How PySpark's error about the call begins, by which its own tests know it; empty where no test does.
-
-        Raises
-        ------
-        InvalidRequestError
-            There is no current key: the processor is in ``init`` or ``close``.
+        `failing` is how PySpark's error about the call begins, by which its own tests know it; empty where no test does.
         """
         if self._index < 0:
             raise StateCallError(

@@ -110,17 +110,10 @@ class StartedPlan(TransformPlan):
 
 
 def build_transform(grouped: GroupedData, definition: Transformation, stateful_mode: str | None) -> TransformPlan:
-    """Plan ``df.groupBy(..).transformWithState(...)`` or its pandas form.
+    """Plan ``df.groupBy(..).transformWithState(...)`` or its pandas form; `stateful_mode` is the output mode that ``fleet.stateful``
+    was given, if it was.
 
-    Parameters
-    ----------
-    stateful_mode
-        Output mode that ``fleet.stateful`` was given; None if it was not.
-
-    Raises
-    ------
-    InvalidRequestError
-        An argument is not valid, or what the processor's ``init`` asks for.
+    Raises InvalidRequestError if an argument is not valid, or what the processor's ``init`` asks for.
     """
     mode, time_mode = function_mode(definition.output_mode, stateful_mode), TimeMode.of(definition.time_mode)
     output = struct_type(definition.output, "outputStructType")

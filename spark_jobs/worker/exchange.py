@@ -31,21 +31,12 @@ class Received:
 def unpack(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, state: str, piece_bytes: int = pieces.PIECE_BYTES
 ) -> Received:
-    """Return the part of a micro-batch that Spark's shuffle gave one shard.
+    """Return the part of a micro-batch that Spark's shuffle gave one shard, in the columns of a schema, which are among those of the
+    rows.
 
-    Parameters
-    ----------
-    batches
-        The rows that a task received, of which the last one is the end.
-    schema
-        The columns of the result, which are among those of the rows.
-    piece_bytes
-        Bytes of a piece of the result: Arrow counts the strings of lists in 32 bits, so larger tables have several pieces.
-
-    Raises
-    ------
-    EOFError
-        The rows end in the middle: the task was killed, or could not fetch the next ones. What Spark sends a worker ends alike then.
+    `batches` are the rows that a task received, of which the last one is the end. A larger result has several pieces of `piece_bytes`,
+    since Arrow counts the strings of lists in 32 bits. Raises EOFError if the rows end in the middle: the task was killed, or could not
+    fetch the next ones. What Spark sends a worker ends alike then.
     """
     header: BatchHeader | None = None
     rows: list[pa.RecordBatch] = []

@@ -28,17 +28,10 @@ from store_actors.connections.hand_over import address_of
 
 @contextmanager
 def worker_client(store_actor: Mapping[str, Any] | None) -> Iterator[WorkerClient]:
-    """Connect to a store actor; within the context stores can be opened.
+    """Connect to a store actor; within the context stores can be opened. Raises StoreUnavailableError if it did not come back in time.
 
-    Parameters
-    ----------
-    store_actor
-        Where it is, as Spark's task says it: arguments of a :class:`~store_actors.connections.function_stream.FunctionConnection`.
-
-    Raises
-    ------
-    StoreUnavailableError
-        The store actor did not come back in time.
+    `store_actor` is where it is, as Spark's task says it: arguments of a
+    :class:`~store_actors.connections.function_stream.FunctionConnection`.
     """
     assert store_actor is not None, "Spark's task says where it is"
     settle_process()

@@ -54,7 +54,6 @@ def ago_text(when_ms: int | None) -> str | None:
 
 
 def _stat(value: object) -> str:
-    """Return a number, a flag or a text as a cell."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -145,12 +144,8 @@ def _widths(columns: Sequence[Sequence[str]], limit: int) -> list[int]:
 
 @contextmanager
 def progress(text: str, total: int | None, *, is_size: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error during a long operation, if that is a terminal.
-
-    Yields
-    ------
-    Callable
-        Takes the progress so far, out of `total`.
+    """Show a progress bar on standard error during a long operation, if that is a terminal; what it yields takes the progress, out of
+    `total`.
     """
     if not sys.stderr.isatty():
         yield lambda done: None

@@ -36,16 +36,11 @@ _NO_TOKEN = "A token is needed here. `statefleet dashboard URI` prints the addre
 
 
 class Access:
-    """Check of every request.
+    """Check of every request, which needs a token unless that is None.
 
-    Parameters
-    ----------
-    token
-        Token that a request needs; None where none is needed.
-    only_loopback_names
-        Whether requests for other host names are refused. If the owner of a page makes its name point to 127.0.0.1 (DNS rebinding),
-        the browser takes this server for the same origin, and the page could read the responses; but the browser still sends that
-        name. With a token this is not needed: the browser has no cookie for that name.
+    With `only_loopback_names`, requests for other host names are refused. If the owner of a page makes its name point to 127.0.0.1 (DNS
+    rebinding), the browser takes this server for the same origin, and the page could read the responses; but the browser still sends
+    that name. With a token this is not needed: the browser has no cookie for that name.
     """
 
     def __init__(self, token: str | None, *, only_loopback_names: bool) -> None:

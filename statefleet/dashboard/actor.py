@@ -40,12 +40,8 @@ _UNANSWERED = 3
 
 
 class DashboardActor:
-    """The dashboard actor. It serves from its construction on, also after Ray restarted it.
-
-    Parameters
-    ----------
-    options
-        Host and port. Ray keeps them, so they have no token.
+    """The dashboard actor. It serves from its construction on, also after Ray restarted it. Ray keeps its options, so they have no
+    token.
     """
 
     def __init__(self, uri: str, options: DashboardOptions) -> None:
@@ -117,8 +113,6 @@ class DashboardActor:
 
 
 class _RayProbe:
-    """A fleet on this Ray cluster."""
-
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._actors = RayActors()

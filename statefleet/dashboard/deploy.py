@@ -22,15 +22,8 @@ log = logging.getLogger(__name__)
 def dashboard_url(actors: RayActors, uri: str, options: DashboardOptions | None = None) -> str:
     """Return the address of the dashboard of a normalised URI's fleet; the dashboard is started if there is none.
 
-    Parameters
-    ----------
-    options
-        Host and port; None leaves a running dashboard where it is. A dashboard that is served elsewhere is ended, and started again.
-
-    Raises
-    ------
-    SetupError, InvalidRequestError
-        Nothing can be served there, or the token is not valid.
+    Without options, host and port, a running dashboard is left where it is; else one that is served elsewhere is ended, and started
+    again. Raises SetupError or InvalidRequestError if nothing can be served there, or the token is not valid.
     """
     retry = Retry(Clock(), START_S, first_pause_s=0.1, longest_pause_s=1.0)
     while True:

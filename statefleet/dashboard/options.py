@@ -64,12 +64,6 @@ class DashboardOptions:
 
     @staticmethod
     def shown_host(bound: str, node: str) -> str:
-        """Return the host of a bound address, as users address it.
-
-        Parameters
-        ----------
-        node
-            Address of the Ray node.
-        """
+        """Return the host of a bound address, as users address it; `node` is the address of the Ray node."""
         host = node if bound in _EVERYWHERE else bound
         return f"[{host}]" if ":" in host else host

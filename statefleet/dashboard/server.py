@@ -56,15 +56,7 @@ class Server:
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int, fallback: bool = False) -> tuple[str, int]:
-        """Start to serve, and return host and port.
-
-        Parameters
-        ----------
-        port
-            0 takes a free one.
-        fallback
-            Whether a free port is used if this one is taken.
-        """
+        """Start to serve, and return host and port. Port 0 takes a free one, as `fallback` does if the port is taken."""
         app = web.Application(client_max_size=_MOST_BYTES)
         app.add_routes(
             [
@@ -161,26 +153,12 @@ def _read_files(folder: Path) -> dict[str, tuple[bytes, str]]:
 
 
 def look_up(fleet: LiveFleet, state_name: str, part: str, key: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the columns of a state, and the rows of a key at the newest version.
+    """Return the columns of a state's part (empty: its first one), and the rows of a key at the newest version.
 
-    Parameters
-    ----------
-    part
-        Part of the state; empty takes the first one.
-    key
-        A value for each key column, as text or as JSON has it; None for the columns alone.
-
-    Returns
-    -------
-    dict
-        ``parts`` of the state, and the ``part`` that is read; ``columns``, each with ``name``, ``type`` and ``is_key``. With a key
-        also ``version``, ``shard`` (None if several shards may have it), ``rows``, each a list of texts, and ``more``, whether there
-        are further rows.
-
-    Raises
-    ------
-    InvalidRequestError
-        There is no such state or part, or the key does not fit its columns.
+    The key has a value for each key column, as text or as JSON has it; None for the columns alone. The result has the ``parts`` of the
+    state, and the ``part`` that is read; ``columns``, each with ``name``, ``type`` and ``is_key``. With a key also ``version``,
+    ``shard`` (None if several shards may have it), ``rows``, each a list of texts, and ``more``, whether there are further rows. Raises
+    InvalidRequestError if there is no such state or part, or the key does not fit its columns.
     """
     state = fleet.state(state_name, part)
     parts = state.parts

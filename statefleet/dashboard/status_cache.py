@@ -20,16 +20,10 @@ _BATCHES = 40
 
 
 class StatusCache:
-    """The newest status of a fleet.
+    """The newest status of a fleet, which is asked for every `interval_s` seconds.
 
-    Parameters
-    ----------
-    ask
-        Returns :meth:`Coordinator.status_details <coordinator.service.coordinator.Coordinator.status_details>`; called in a thread.
-    interval_s
-        Seconds from one request to the fleet to the next.
-    patience_s
-        Seconds after which a coordinator that has not answered is reported. It is not asked again before it answers.
+    `ask` returns :meth:`Coordinator.status_details <coordinator.service.coordinator.Coordinator.status_details>`; it is called in a
+    thread. A coordinator that has not answered after `patience_s` seconds is reported. It is not asked again before it answers.
     """
 
     def __init__(
@@ -57,10 +51,8 @@ class StatusCache:
     async def status(self) -> str:
         """Return the status as JSON, from at most two seconds ago unless there is an ``error``.
 
-        Returns
-        -------
-        str
-            ``now_ms``; ``error``, why the coordinator did not answer the last request, or null; ``fleet``, its last answer, or null.
+        It has ``now_ms``; ``error``, why the coordinator did not answer the last request, or null; and ``fleet``, its last answer, or
+        null.
         """
         if self._asking is None and time.monotonic() >= self._due_s:
             self._asking = asyncio.create_task(self._refresh())

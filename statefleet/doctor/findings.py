@@ -58,14 +58,9 @@ def emit(findings: Iterable[Finding]) -> None:
 
 
 def run_apart(checks: Sequence[tuple[str, str, Sequence[str]]], limit_s: float) -> Iterator[Finding]:
-    """Yield the findings of checks that run concurrently, in the order of the checks.
+    """Yield the findings of checks (name, module and arguments) that run concurrently, in their order.
 
-    Parameters
-    ----------
-    checks
-        Name, module and arguments of each check.
-    limit_s
-        How long each check may take, in seconds. Findings up to then are kept.
+    Each check may take `limit_s` seconds; its findings up to then are kept.
     """
     processes = [
         # Each in its own session, so that the processes that it starts end with it.

@@ -56,21 +56,11 @@ def without(plan: AggregatePlan, schema: StateSchema, names: Container[str]) -> 
 def aggregation_rows(
     plan: AggregatePlan, schema: StateSchema, operator: SparkOperator, in_query: Plan | None
 ) -> DataFrame:
-    """Return the groups of a Spark operator, in the columns of the plan's state.
+    """Return the groups of a Spark operator, in the columns of the plan's state, whose schema may be :func:`without` some aggregates.
 
-    Parameters
-    ----------
-    schema
-        Schema of the plan, or one :func:`without` some of its aggregates.
-    in_query
-        The aggregation as Spark runs it in the whole query; None if Spark does not run it as one aggregation.
-
-    Raises
-    ------
-    StateMismatchError
-        The operator is another aggregation.
-    InvalidRequestError
-        Spark's buffer of an aggregate cannot be converted to the fleet's state; the error names the aggregate.
+    `in_query` is the aggregation as Spark runs it in the whole query; None if Spark does not run it as one aggregation. Raises
+    StateMismatchError if the operator is another aggregation, InvalidRequestError if Spark's buffer of an aggregate cannot be converted
+    to the fleet's state; the error names the aggregate.
     """
     node = plan.analysed
     run = _as_run(node)
@@ -126,19 +116,9 @@ def _stored_groups(
     """Return the rows of Spark's store of an aggregation, and their buffer columns.
 
     Columns of the rows are ``key0``, .., the keys without a session, whose begin is ``start``; ``group0``, .., all grouping columns, if
-    Spark stores them with the buffers; and ``buffer0``, ..
-
-    Parameters
-    ----------
-    grouped
-        Grouping expressions, each as written and as Spark runs it.
-    kept
-        Distinct aggregates as Spark runs them, in the order of their buffers.
-
-    Raises
-    ------
-    StateMismatchError
-        The store has other columns.
+    Spark stores them with the buffers; and ``buffer0``, .. `grouped` are the grouping expressions, each as written and as Spark runs
+    it; `kept` the distinct aggregates as Spark runs them, in the order of their buffers. Raises StateMismatchError if the store has
+    other columns.
     """
     by_key = [pair for pair in grouped if not (is_session and pair[0].is_session)]
     keys = [(key_name(spark), written.type) for written, spark in by_key]
@@ -275,20 +255,11 @@ def _scaled(number: Column, kind: str) -> Column:
 
 
 def aggregations_as_run(plan: Plan, spark_plans: Mapping[str, Plan]) -> dict[str, Plan]:
-    """Return each aggregation of a query as Spark would run it: the whole query is rebuilt with Spark's own aggregations.
+    """Return each aggregation of a query, by the name of its state, as Spark would run it; nothing if Spark would not run one for each.
 
-    The plan above an aggregation decides on its buffers, too: the optimiser merges a select into it, so they are in the order of the
-    select (``CollapseProject``), and unused aggregates have no buffer (``ColumnPruning``).
-
-    Parameters
-    ----------
-    spark_plans
-        Spark's own plan of each aggregation of the fleet in the query, as analysed, by the name of the state.
-
-    Returns
-    -------
-    dict
-        Aggregations by the name of the state; empty if Spark would not run one for each.
+    The whole query is rebuilt with Spark's own plans of the fleet's aggregations, as analysed. The plan above an aggregation decides on
+    its buffers, too: the optimiser merges a select into it, so they are in the order of the select (``CollapseProject``), and unused
+    aggregates have no buffer (``ColumnPruning``).
     """
     names = [operator.state for operator in operators_of(plan) if operator.state in spark_plans]
     run = _as_spark(plan, spark_plans).optimised()

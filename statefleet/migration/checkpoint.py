@@ -145,17 +145,9 @@ class SparkOperator:
     number: int
 
     def store(self, name: str = SPARK_DEFAULT_STORE, *, has_keys: bool = True) -> SparkStore | None:
-        """Return a store of the operator; None if it has none of that name.
+        """Return a store of the operator; None if it has none of that name. If it has no keys, all rows are in one partition.
 
-        Parameters
-        ----------
-        has_keys
-            Whether the operator has keys. Without keys, all rows are in one partition.
-
-        Raises
-        ------
-        CorruptStateError
-            The folders of the checkpoint are not those of the partitions.
+        Raises CorruptStateError if the folders of the checkpoint are not those of the partitions.
         """
         folder = self.checkpoint.folder.folder("state")
         present = self._present
@@ -267,17 +259,9 @@ class NewCheckpoint:
 
     @classmethod
     def of(cls, spark: SparkSession, location: str, origin: str) -> NewCheckpoint:
-        """Return the checkpoint of a folder, which need not exist.
+        """Return the checkpoint of a folder, which need not exist; raises InvalidRequestError if the folder has other files.
 
-        Parameters
-        ----------
-        origin
-            Source of the import: the old checkpoint and its newest batch, or the name of a state.
-
-        Raises
-        ------
-        InvalidRequestError
-            The folder has other files.
+        `origin` is the source of the import: the old checkpoint and its newest batch, or the name of a state.
         """
         folder = HadoopFolder.of(spark, location)
         query_id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{folder.uri} from {origin}"))

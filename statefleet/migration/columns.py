@@ -45,19 +45,9 @@ def store_of(operator: SparkOperator, name: str = SPARK_DEFAULT_STORE, *, has_ke
 def check_types(
     operator: SparkOperator, columns: str, existing: T.StructType, expected: Sequence[tuple[str | None, T.DataType]]
 ) -> None:
-    """Check that the columns of a state are those of the query.
+    """Check that the columns of a state (named `columns` in the error) have the names (None for any name) and types of the query's.
 
-    Parameters
-    ----------
-    columns
-        Name of the columns in the error.
-    expected
-        Names (None for any name) and types of the query's columns.
-
-    Raises
-    ------
-    StateMismatchError
-        The columns differ; the error has both.
+    Raises StateMismatchError if they differ; the error has both.
     """
     present = [(column.name, column.dataType.simpleString()) for column in existing.fields]
     required = [(name, kind.simpleString()) for name, kind in expected]

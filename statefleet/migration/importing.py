@@ -69,14 +69,9 @@ class Imported:
 
 
 class Importer:
-    """Import of states into a fleet.
+    """Import of states into a fleet, of which it has the URI, and how the paths of its sockets begin.
 
-    Parameters
-    ----------
-    uri, sockets
-        The fleet's, and how the paths of its sockets begin.
-    planned
-        States of the operators that were built in this process, by name.
+    `planned` are the states of the operators that were built in this process, by name.
     """
 
     def __init__(
@@ -297,7 +292,6 @@ def _wrong_names(names: Sequence[str], columns: Sequence[str]) -> InvalidRequest
 def _rows(
     state: PlannedState, operator: SparkOperator, frame: DataFrame, aggregations: Mapping[str, Plan]
 ) -> DataFrame:
-    """Return the state of a Spark operator in the columns of the fleet's."""
     plan = state.operator.plan
     if isinstance(plan, AggregatePlan):
         in_query = aggregations.get(state.metadata.state_name)

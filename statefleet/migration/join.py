@@ -35,15 +35,8 @@ _MATCHED = "matched"
 def join_rows(plan: JoinPlan, operator: SparkOperator, used: Container[str]) -> DataFrame:
     """Return the rows of both sides of a Spark operator, in the columns of the plan's state.
 
-    Parameters
-    ----------
-    used
-        Columns of the operator's results that the query uses: Spark keeps no others, which become null.
-
-    Raises
-    ------
-    StateMismatchError
-        The operator is another one, has other keys, or lacks a column that the query needs.
+    Of the columns of the operator's results, the query uses those in `used`: Spark keeps no others, which become null. Raises
+    StateMismatchError if the operator is another one, has other keys, or lacks a column that the query needs.
     """
     left, right = (_side(plan, number, operator, used) for number in (0, 1))
     return left.unionByName(right)

@@ -108,13 +108,11 @@ class _Reader:
     operator: SparkOperator
 
     def timer_rows(self, spec: StoreSpec) -> DataFrame:
-        """Return the timers as rows of a store."""
         rows = self._read({"readRegisteredTimers": "true"})
         time = F.col("expiration_timestamp_ms")
         return self._rows(rows, spec, {TIMER.name: time, DUE.name: time})
 
     def variable_rows(self, variable: Variable, spec: StoreSpec) -> DataFrame:
-        """Return a variable as rows of its store."""
         rows = self._read({"stateVarName": variable.name, "flattenCollectionTypes": "false"})
         values = _VALUES[variable.kind]
         self._check_values(variable, rows.schema[values].dataType)

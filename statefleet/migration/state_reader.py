@@ -39,21 +39,9 @@ def operator_properties(operator: SparkOperator) -> Mapping[str, Any]:
 def read_state(operator: SparkOperator, options: Mapping[str, str], partitioned_by: int | None = None) -> DataFrame:
     """Return rows of an operator's state, which fail in a task at a row that belongs to another partition.
 
-    They have a struct ``key``, columns with its values, which depend on the options, and ``partition_id``.
-
-    Parameters
-    ----------
-    options
-        Options of the reader that choose a column family.
-    partitioned_by
-        End of the slice of the key's columns by which Spark partitions rows; all by default.
-
-    Raises
-    ------
-    InvalidRequestError
-        The session's Spark has no such reader.
-    CorruptStateError
-        Partitions or descriptions of the state are missing or damaged.
+    They have a struct ``key``, columns with its values, which depend on the options of the reader that choose a column family, and
+    ``partition_id``. Spark partitions rows by the key's columns up to `partitioned_by`, None for all. Raises InvalidRequestError if the
+    session's Spark has no such reader, CorruptStateError if partitions or descriptions of the state are missing or damaged.
     """
     checkpoint, partitions = operator.checkpoint, operator.partitions()
     with _reading(operator):

@@ -33,14 +33,9 @@ class _Batch(Generic[Key, Result]):
 class Batcher(Generic[Key, Result]):
     """Queries of one kind, batched. Thread-safe.
 
-    Parameters
-    ----------
-    find_all
-        Queries keys with one call, and returns the result of each in their order. With several keys it may give up early.
-    turn_s
-        How long a batch waits for the call before it, in seconds.
-    batch_s
-        How long a key waits for the result of its batch before it is queried alone, in seconds.
+    `find_all` queries keys with one call, and returns the result of each in their order. With several keys it may give up early. A
+    batch waits for the call before it for `turn_s` seconds; a key waits for the result of its batch for `batch_s` seconds before it is
+    queried alone.
     """
 
     def __init__(
@@ -87,7 +82,6 @@ class Batcher(Generic[Key, Result]):
         return self._find_all([key])[0] if results is None else results[index]
 
     def _send(self, batch: _Batch[Key, Result]) -> None:
-        """Wait for the turn of a batch, and make its call."""
         results = None
         try:
             with suppress(TimeoutError):

@@ -26,10 +26,7 @@ _SETTINGS = MappingProxyType(
 def isolated_database(settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Any]:
     """Open an in-memory database. Data beyond its memory is in a folder that only this user can read, and that is deleted with it.
 
-    Parameters
-    ----------
-    settings
-        Further settings of DuckDB's: ``memory_limit``, say.
+    `settings` are further ones of DuckDB's: ``memory_limit``, say.
     """
     # Imported here, since most readers do not need it.
     duckdb = import_extra("duckdb")

@@ -20,28 +20,12 @@ Progress = Callable[[int], object]
 
 
 def export_parquet(rows: Rows, target: Path, progress: Progress, *, overwrite: bool = False) -> int:
-    """Write rows to a Parquet file, or to a folder with a file for each shard.
+    """Write rows to a Parquet file, or to a folder with a file for each shard; return their number. `progress` is called after each
+    shard.
 
-    Parameters
-    ----------
-    target
-        A file if the name ends in ``.parquet`` and no folder has that name; else a folder.
-    progress
-        Called after each shard.
-    overwrite
-        Whether to replace a file or folder of the name; else that is refused.
-
-    Returns
-    -------
-    int
-        Number of rows.
-
-    Raises
-    ------
-    InvalidRequestError
-        The name is taken, or its folder does not exist; or Parquet has no type for a column.
-    SetupError
-        The disk failed. Nothing was written under the name.
+    The target is a file if the name ends in ``.parquet`` and no folder has that name; else a folder. One that exists is refused, unless
+    it is to be overwritten. Raises InvalidRequestError if the name is taken, or its folder does not exist, or Parquet has no type for a
+    column; SetupError if the disk failed. Nothing was written under the name then.
     """
     is_file = target.suffix == ".parquet" and not target.is_dir()
     if target.exists() and not overwrite:

@@ -72,12 +72,8 @@ class Projection:
     def by_shard(
         self, view: ReadView, leaves: pa.RecordBatch, shards: npt.NDArray[Any] | None
     ) -> dict[int, tuple[npt.NDArray[np.int64], pa.Table]]:
-        """Return the keys of each shard that may have rows of them: their indexes (int64), and the keys.
-
-        Parameters
-        ----------
-        leaves
-            The keys, as the state stores them.
+        """Return the keys (`leaves`, as the state stores them) of each shard that may have rows of them: their indexes (int64), and the
+        keys.
         """
         written = view.written
         if shards is None:
@@ -117,17 +113,9 @@ def parts_of(view: ReadView) -> tuple[str, ...]:
 
 
 def projection_of(view: ReadView, part: str, describe: Callable[[str], StateSchema]) -> Projection:
-    """Return the projection of a part of a state.
+    """Return the projection of a part of a state; `describe` returns the columns of a keyed store whose schema only its user knows.
 
-    Parameters
-    ----------
-    describe
-        Returns the columns of a keyed store, by its name, whose schema only its user knows.
-
-    Raises
-    ------
-    InvalidRequestError
-        The state has no such part, or has several and none is named.
+    Raises InvalidRequestError if the state has no such part, or has several and none is named.
     """
     part = _named_part(view, part)
     schema = view.metadata.schema
@@ -172,10 +160,7 @@ def _named_part(view: ReadView, part: str) -> str:
 class StatePart:
     """One part of a state at a read version, with its projection.
 
-    Parameters
-    ----------
-    name, part
-        The state, and one of its parts: ``left`` or ``right`` of a join, a state variable, a keyed store; empty for the only one.
+    The part is ``left`` or ``right`` of a join, a state variable, a keyed store; empty for the only one.
     """
 
     def __init__(

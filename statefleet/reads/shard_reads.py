@@ -152,13 +152,9 @@ class ShardReads:
     ) -> tuple[ReadView, PlanOf, dict[int, FoundRows]]:
         """Return the view and the plan that were read by, and the rows of the keys by shard: all of one version, unless the latest.
 
-        Where every shard that was read has nothing newer than the version, that proves that the view is current, and the coordinator
-        is not asked. If a store actor was lost, a patient reader tries again for a while.
-
-        Parameters
-        ----------
-        plan
-            Plans the query by a view; it is called again for each further view.
+        Where every shard that was read has nothing newer than the version, that proves that the view is current, and the coordinator is
+        not asked. If a store actor was lost, a patient reader tries again for a while. `plan` plans the query by a view; it is called
+        again for each further view.
         """
 
         def look(view: ReadView) -> tuple[tuple[PlanOf, dict[int, FoundRows]], dict[int, int]] | None:
@@ -258,11 +254,8 @@ class ShardReads:
     ) -> tuple[ReadView, Result]:
         """Return the result of reading by a view that is current, or proves to be, and that view.
 
-        Parameters
-        ----------
-        look
-            Reads by a view; returns the result, and the newest version that memory has of each shard that was read; None if the view is
-            superseded.
+        `look` reads by a view; it returns the result, and the newest version that memory has of each shard that was read; None if the
+        view is superseded.
         """
         retry = self._retry(within_s)
         view, is_now = self._begin(read_version)

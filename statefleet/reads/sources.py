@@ -83,13 +83,7 @@ class Source(Protocol):
 
 
 class FleetSource:
-    """The store actors of a running fleet.
-
-    Parameters
-    ----------
-    direct
-        Connections for queries by a few keys; Ray's calls if it is None.
-    """
+    """The store actors of a running fleet; queries by a few keys go by `direct` connections, or by Ray's calls if that is None."""
 
     def __init__(
         self,
@@ -257,8 +251,6 @@ class FleetSource:
 
 @dataclass(slots=True)
 class _Incarnation:
-    """An incarnation of a store actor, and the connections to it."""
-
     instance_id: str
     #: Connections that no call uses now.
     spare: list[DirectMessages] = field(default_factory=list)
@@ -268,7 +260,6 @@ class _Incarnation:
     used_s: float = 0.0
 
     def close_spare(self) -> None:
-        """Close the connections that no call uses."""
         while self.spare:
             self.spare.pop().close()
 
@@ -276,12 +267,8 @@ class _Incarnation:
 class DirectClient:
     """The reader's side: the connections of one process. Thread-safe.
 
-    No call waits for a connection: a call that finds none goes by Ray, and starts one for the next call.
-
-    Parameters
-    ----------
-    address_of
-        Asks a store actor, by its name, for its address; returns None if it has none now.
+    No call waits for a connection: a call that finds none goes by Ray, and starts one for the next call. `address_of` asks a store
+    actor, by its name, for its address; it returns None if it has none now.
     """
 
     def __init__(self, address_of: Callable[[str], DirectAddress | None], runtime: Runtime) -> None:
@@ -299,12 +286,9 @@ class DirectClient:
         self._pid = os.getpid()
 
     def begin(self, actor_name: str, instance_id: str, call: bytes) -> Callable[[], bytes | None] | None:
-        """Send a call to an incarnation of a store actor.
+        """Send a call to an incarnation of a store actor; None if there is no connection.
 
-        Returns
-        -------
-        Callable or None
-            Waits for the answer, and returns None if the caller has to ask by Ray; None if there is no connection.
+        What it returns waits for the answer, and returns None if the caller has to ask by Ray.
         """
         incarnation, connection = self._taken(actor_name, instance_id)
         if connection is None:

@@ -39,10 +39,7 @@ ValuesOf = Callable[[Sequence[pa.DataType | None]], Sequence[Any]]
 def answer(query: str, state_of: StateOf) -> pa.Table:
     """Return the result of a query; see :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`.
 
-    Parameters
-    ----------
-    state_of
-        Returns the state, or the part of one, that a table name stands for.
+    `state_of` returns the state, or the part of one, that a table name stands for.
     """
     with running(query, state_of) as result:
         return pa.Table.from_batches(result.pieces(), result.schema)
@@ -80,13 +77,7 @@ class Cancellation:
 
 
 class RunningQuery:
-    """The result of a query, computed as it is asked for.
-
-    Parameters
-    ----------
-    reader
-        DuckDB's, which gives the rows.
-    """
+    """The result of a query, computed as it is asked for: DuckDB's reader gives the rows."""
 
     def __init__(self, query: str, reader: pa.RecordBatchReader, cancellation: Cancellation) -> None:
         self.schema: pa.Schema = reader.schema
@@ -115,19 +106,10 @@ def running(
     settings: Mapping[str, str] | None = None,
     cancellation: Cancellation | None = None,
 ) -> Iterator[RunningQuery]:
-    """Run a query, and end it with the block.
+    """Run a query, and end it with the block. `values_of` returns the values of ``$1`` and so on; `settings` are further ones of
+    DuckDB's.
 
-    Parameters
-    ----------
-    values_of
-        Returns the values of ``$1`` and so on.
-    settings
-        Further settings of DuckDB's.
-
-    Raises
-    ------
-    InvalidRequestError
-        See :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`; or the query was cancelled.
+    Raises InvalidRequestError as :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`, or if the query was cancelled.
     """
     cancellation = cancellation or Cancellation()
     with isolated_database(settings or {}) as database, cancellation.watching(database), explained(query):
@@ -178,15 +160,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A query, as DuckDB is given it.
-
-    Attributes
-    ----------
-    tables
-        By their names in the text.
-    parameters
-        Their number.
-    """
+    """A query, as DuckDB is given it, with its tables by their names in the text, and the number of its parameters."""
 
     text: str
     tree: Any
@@ -343,13 +317,7 @@ def tables_of(database: Any, query: str) -> tuple[set[tuple[str, str]], list[pa.
 
 
 def run_in(database: Any, query: str, text: str, parameters: Sequence[Any], cancellation: Cancellation) -> RunningQuery:
-    """Run a query in a database that has its tables.
-
-    Parameters
-    ----------
-    text
-        The query, as the database is given it.
-    """
+    """Run a query in a database that has its tables; `text` is the query as the database is given it."""
     # No later change to a setting is possible.
     database.execute("SET lock_configuration = true")
     cancellation.check()
@@ -435,10 +403,7 @@ def _parsed(database: Any, query: str) -> tuple[Any, int | None]:
 def _tables(tree: Any, with_names: frozenset[str]) -> Iterator[dict[str, Any]]:
     """Yield the nodes of the tables that a part of a query reads.
 
-    Parameters
-    ----------
-    with_names
-        Names, in lower case, that WITH defines for the part, in it or around it, as far as they come before.
+    WITH defines the names in `with_names`, in lower case, for the part, in it or around it, as far as they come before.
     """
     if not isinstance(tree, dict):
         for child in tree if isinstance(tree, list) else ():

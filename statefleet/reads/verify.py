@@ -180,10 +180,7 @@ def _data_files(ledger: StateLedger) -> Iterator[NeededFile]:
 def check_files(objects: ObjectStore, state: StateFiles, checked: Callable[[int], object]) -> StateCheck:
     """Read and check the files of a state.
 
-    Parameters
-    ----------
-    checked
-        Called after each file, with the bytes so far of all files whose size is known beforehand.
+    `checked` is called after each file, with the bytes so far of all files whose size is known beforehand.
     """
     problems: list[tuple[NeededFile, str]] = []
     size = done = 0

@@ -75,10 +75,7 @@ class Side:
 def differing(earlier: Side, later: Side, changed: Rows | None, limit: int | None) -> pa.Table:
     """Return the rows that only one of two versions has; see :meth:`LiveState.diff <statefleet.reads.state.LiveState.diff>`.
 
-    Parameters
-    ----------
-    changed
-        Changes by the commits between them, with the key columns alone; None if these cannot be used.
+    `changed` are changes by the commits between them, with the key columns alone; None if these cannot be used.
     """
     if earlier.rows.schema.names != later.rows.schema.names:
         raise InvalidRequestError(

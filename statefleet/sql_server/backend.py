@@ -109,13 +109,7 @@ class Client(Protocol):
 
 
 class Backend:
-    """What all connections share: the states, who may read them, and what runs.
-
-    Parameters
-    ----------
-    tls
-        With what connections are encrypted; None to serve them in the open.
-    """
+    """What all connections share: the states, who may read them, and what runs. `tls` encrypts them; None to serve them in the open."""
 
     def __init__(self, states: States, access: Access, limits: Limits, tls: ssl.SSLContext | None) -> None:
         self.access, self.limits, self.tls = access, limits, tls

@@ -106,17 +106,8 @@ class Catalogue:
     ) -> Iterator[tuple[RunningQuery, list[pa.DataType | None]] | None]:
         """Run a query over the catalogue, and end it with the block; None if it has other tables.
 
-        The types of its parameters come with it, where it casts them.
-
-        Parameters
-        ----------
-        values_of
-            Returns the values of the parameters; None for nulls.
-
-        Raises
-        ------
-        InvalidRequestError
-            The query is not valid.
+        The types of its parameters come with it, where it casts them; `values_of` returns their values, None for nulls. Raises
+        InvalidRequestError if the query is not valid.
         """
         cancellation, text = cancellation or Cancellation(), _DIALECT.sub(_rewritten, query)
         with isolated_database(settings or {}) as database, cancellation.watching(database), explained(query):

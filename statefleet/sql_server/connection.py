@@ -28,10 +28,7 @@ class Refusal(Exception):
 class Connection(asyncio.Protocol):
     """A connection of a client. Its messages are answered in their order, by one task.
 
-    Parameters
-    ----------
-    number
-        By which the client names the connection when it cancels a statement.
+    The client names the connection by its number when it cancels a statement.
     """
 
     def __init__(self, server: Backend, number: int) -> None:
@@ -117,7 +114,6 @@ class Connection(asyncio.Protocol):
     # -- bytes ------------------------------------------------------------------------------------------------------
 
     async def _more(self) -> None:
-        """Send what there is, and wait for more of the client."""
         # Before anything is awaited: what comes meanwhile wakes this up.
         self._came.clear()
         await self._flush()

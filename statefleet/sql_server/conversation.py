@@ -31,8 +31,6 @@ _SENT_BYTES = 64 << 10
 
 @dataclass(slots=True)
 class _Prepared:
-    """A statement of a client."""
-
     text: str
     #: Types of its parameters, as the client gave them; 0 where it left that open.
     oids: list[int]
@@ -207,7 +205,6 @@ class Conversation(Connection):
         self._send(messages.row_description(columns, formats) if columns else messages.NO_DATA)
 
     async def _described(self, prepared: _Prepared) -> tuple[list[int], list[Column]]:
-        """Return the types of a statement's parameters, and its columns."""
         if prepared.command is not None or statements.is_empty(prepared.text):
             return [], self._server.columns_of(prepared.command)
         plan = await self._plan(prepared)

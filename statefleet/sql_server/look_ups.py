@@ -139,10 +139,7 @@ class _Waiting:
 class LookUps:
     """Look-ups of all connections, in one thread's loop: keys that come while calls are under way are sent together.
 
-    Parameters
-    ----------
-    threads, patient_threads
-        Make the calls; and those for a single key whose call has failed, which may wait for a shard that is lost.
+    `threads` make the calls; `patient_threads` those for a single key whose call has failed, which may wait for a shard that is lost.
     """
 
     def __init__(self, threads: Executor, patient_threads: Executor) -> None:
@@ -218,7 +215,6 @@ def _error_of(done: asyncio.Future[list[FoundKey]]) -> BaseException | None:
 
 
 def _pass_on(answer: asyncio.Future[FoundKey], done: asyncio.Future[list[FoundKey]]) -> None:
-    """Give the result of a call for one key to who waits for it."""
     error = _error_of(done)
     if answer.done():
         return
@@ -231,10 +227,7 @@ def _pass_on(answer: asyncio.Future[FoundKey], done: asyncio.Future[list[FoundKe
 class Plans:
     """Plans of look-ups by the text of their statements, for a few seconds: columns change only with a query's program.
 
-    Parameters
-    ----------
-    state_of
-        Returns the state that a table is.
+    `state_of` returns the state that a table is.
     """
 
     def __init__(self, state_of: Callable[[str], LiveState], *, seconds: float = 2.0, most: int = 1000) -> None:

@@ -66,13 +66,7 @@ class Reader:
 
 
 class Inbox:
-    """What a client has sent, as messages.
-
-    Parameters
-    ----------
-    most_bytes
-        Size of a message at most.
-    """
+    """What a client has sent, as messages of at most `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes

@@ -28,12 +28,8 @@ class EndedError(Exception):
 
 
 class Execution:
-    """A query that runs. Only one of its methods is awaited at a time; it may be cancelled meanwhile.
-
-    Parameters
-    ----------
-    most_rows
-        Rows of the result at most.
+    """A query that runs, with `most_rows` of a result at most. Only one of its methods is awaited at a time; it may be cancelled
+    meanwhile.
     """
 
     def __init__(self, threads: Executor, opened: Opened, most_rows: int) -> None:

@@ -26,15 +26,10 @@ class Kill:
 
 
 class Faults:
-    """Faults of the steps of a run, of each kind that is asked for at least one.
+    """Faults of the steps of a run, each of which feeds the rows of a batch: of each kind that is asked for at least one.
 
-    Parameters
-    ----------
-    steps
-        Number of steps, each of which feeds the rows of a batch.
-    kills, repeats, reorders
-        The kinds: a store actor is killed; the query ends between the sink's write and Spark's commit, and is started again, which
-        repeats the batch; the rows of a batch come in another order.
+    `kills`: a store actor is killed; `repeats`: the query ends between the sink's write and Spark's commit, and is started again, which
+    repeats the batch; `reorders`: the rows of a batch come in another order.
     """
 
     def __init__(self, seed: int, steps: int, *, kills: bool, repeats: bool, reorders: bool) -> None:

@@ -82,7 +82,6 @@ class _TestedFleet:
             actors.kill(handle, restart=True)
 
     def drop_states(self) -> None:
-        """Delete the run's states."""
         for name in self._fleet.states():
             if name.startswith(self._prefix):
                 self._fleet.drop(name, is_over=True)
@@ -354,7 +353,6 @@ class _Run:
             raise _EndedOnPurposeError(f"the test ends the query here; Spark repeats batch {batch_id}")
 
     def rows(self) -> list[Any]:
-        """Return the rows of the sink."""
         content = self._read_sink(self._case.spark, self._sink)
         rows: Iterable[Any] = content.collect() if isinstance(content, DataFrame) else content
         return normal(rows)

@@ -26,10 +26,7 @@ Input = tuple[str, Any]
 class Inputs:
     """The inputs of a query as streams of one source, so that the rows of a batch arrive together, whichever input they are of.
 
-    Parameters
-    ----------
-    columns
-        Columns of each input, as Spark's type or in DDL.
+    `columns` are those of each input, as Spark's type or in DDL.
     """
 
     def __init__(self, spark: SparkSession, columns: Mapping[str, T.StructType | str]) -> None:

@@ -246,19 +246,12 @@ def apply_all(
 
     The shards commit side by side, so that a task with many shards waits for the object store once. A large batch is sent to some
     shards at a time, so that their rows need not be in memory together. After the loss of a store actor or a lease the call is
-    repeated: the commit protocol makes that safe.
+    repeated: the commit protocol makes that safe. Raises errors as :meth:`LeasedCalls.under_leases`.
 
     Parameters
     ----------
     is_limited
         Whether the memory of the fleet's processes is.
-
-    Raises
-    ------
-    StoreUnavailableError
-        No store actor answered before the deadline.
-    StateStoreError
-        The coordinator or the store refused the call.
     """
     # In complete mode each shard emits all its rows.
     is_large = schema.output_mode == "complete" and is_limited

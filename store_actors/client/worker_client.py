@@ -34,14 +34,8 @@ class WorkerClient:
     ) -> tuple[StateStore, LeaseGrant]:
         """Return a handle that makes the next version of a shard, and the lease, whose watermarks are for operators of event time.
 
-        Raises
-        ------
-        WriterBusyError
-            Another handle is changing the shard.
-        StoreUnavailableError
-            The store actor was lost.
-        StateStoreError
-            The coordinator or the store refused the call.
+        Raises errors as :meth:`~store_actors.client.fleet_client.FleetClient.open_update`, and a StoreUnavailableError if the store
+        actor was lost.
         """
         session_id, grant = self._call("open_session", task, metadata.to_json(), stores)
         store_id = default_store(grant.lease.store_id, stores)

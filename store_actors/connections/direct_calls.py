@@ -164,7 +164,6 @@ class DirectServer:
                 self._connected -= 1
 
     def _proved(self, connection: Connection) -> DirectMessages:
-        """Return the messages of a caller that has proved to have the key."""
         try:
             return _greeted(connection, self.address.key, self._clock.elapsed_s, self._proof_s)
         finally:

@@ -178,10 +178,7 @@ class HandOverServer:
     def publish_again(self) -> None:
         """Have tasks find the socket again if someone has deleted it, its file or their folder, or put another folder there.
 
-        Raises
-        ------
-        OSError
-            The folder is not this user's alone, or cannot be made or written.
+        Raises an OSError as the constructor does.
         """
         _make_private(self._address.parent)
         try:
@@ -325,8 +322,6 @@ def serve_remote_task(messages: DirectMessages, serve_task: Serve, serve_epochs:
 
 
 class _MessageSink(io.RawIOBase):
-    """What is sent in messages."""
-
     def __init__(self, messages: DirectMessages) -> None:
         self._messages = messages
 

@@ -111,8 +111,6 @@ def _lists(table: GroupTable, row_blocks: Sequence[Words]) -> tuple[list[_Lists]
 
 @dataclass(frozen=True, slots=True)
 class _FieldLists:
-    """The lists of one field in blocks of rows."""
-
     field: ListSlot
     #: ``rows``, ``chosen``: Blocks of rows, and which of each have a list that is not empty.
     rows: list[Words]

@@ -173,10 +173,7 @@ class VersionedTable:
     def begin(self, version: int) -> VersionStep:
         """Start a version; its changes are added to ``parts`` of the step as they are made.
 
-        Raises
-        ------
-        InvalidRequestError
-            Another change is pending, or `version` is not newer.
+        Raises errors as :meth:`check_next`.
         """
         self.check_next(version, self.late_ms)
         self._pending = VersionStep(version, self.watermark_ms, self.version, self.watermark_ms)

@@ -78,10 +78,7 @@ class Barrier(Generic[Piece]):
     def mark(self, marker: Marker) -> bool:
         """Keep a marker; return whether the present epoch has those of all tasks.
 
-        Raises
-        ------
-        OperationOutOfOrderError
-            Another number of rows came than the task sent; or as of :meth:`take`.
+        Raises errors as :meth:`take`, also if another number of rows came than the task sent.
         """
         self._check(marker.task, marker.epoch)
         if marker.epoch > self.epoch:

@@ -42,8 +42,6 @@ class RunRequest:
 
 @dataclass(slots=True)
 class _Run:
-    """A run that has begun here."""
-
     #: A future of its shards by number.
     opened: Any
     #: The tasks that have joined.

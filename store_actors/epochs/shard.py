@@ -133,10 +133,7 @@ class EpochShard:
     def join(self, number: int, task: RunTask) -> None:
         """Have results leave by a task, if it is the one for that.
 
-        Raises
-        ------
-        StateStoreError
-            The run cannot go on here; or as of :meth:`take`.
+        Raises errors as :meth:`take`, also if the run cannot go on here.
         """
         with self._partition.lock:
             self._check()
@@ -164,10 +161,7 @@ class EpochShard:
     def mark(self, marker: Marker, task: RunTask) -> None:
         """Take the end of a task's epoch; :meth:`seal` follows.
 
-        Raises
-        ------
-        StateStoreError
-            As of :meth:`take`, or other rows came than the task sent.
+        Raises errors as :meth:`take`, also if other rows came than the task sent.
         """
         with self._partition.lock:
             self._check()
@@ -241,7 +235,6 @@ class EpochShard:
             self._sink_task.emit(emitted, piece)
 
     def _end_taking(self) -> None:
-        """The present epoch has all of its rows."""
         self._is_whole = True
         if not self._folding.emits_at_seal:
             self._end_epoch()

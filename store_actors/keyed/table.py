@@ -284,7 +284,6 @@ class KeyedTable(VersionedTable):
     # -- rows that fall due ---------------------------------------------------------------------------------------
 
     def _note_due(self, rows: Words) -> None:
-        """Enter rows that were just written, in words, when they fall due."""
         if self._due_slot is None:
             return
         if self._due_queue.is_cluttered(len(self.table)):

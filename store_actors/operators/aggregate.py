@@ -49,8 +49,6 @@ _LAST_STAMP = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class _OpenVersion:
-    """What the pieces of an open version did so far."""
-
     #: Rows with a stamp from it on were touched by the version.
     first_stamp: int
     #: Slots of the groups that each piece touched; no group is gone before the end.
@@ -92,19 +90,14 @@ class AggregateShard(VersionedTable):
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Fold a batch into the newest version, as `version`, not yet committed.
 
+        Raises errors as :meth:`check_next` and :meth:`fold`.
+
         Parameters
         ----------
         watermark_ms
             Groups that it has passed are closed.
         late_ms
             Watermark by which rows are late; by default that of the version before.
-
-        Raises
-        ------
-        InvalidRequestError
-            Another change is pending, or `version` is not newer.
-        SumOverflowError
-            A sum that must not wrap overflowed. The shard is half changed, so its owner drops it.
         """
         self.open(version, late_ms)
         self._fold(rows)

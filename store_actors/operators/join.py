@@ -162,7 +162,6 @@ class JoinShard:
         return emitted
 
     def _pair_tables(self, index: int, rows: Words, indices: Slots, slots: Slots) -> list[pa.Table]:
-        """Return pairs of rows of a side and kept rows of the opposite side."""
         side, opposite = self._sides[index], self._sides[1 - index]
         return [
             self._table(

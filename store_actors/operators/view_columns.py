@@ -179,15 +179,12 @@ class ViewColumns:
     def rows(self, state: pa.Table, columns: Sequence[str] | None) -> pa.Table:
         """Return columns of the view (None: all) of rows of the state, of types as in :attr:`schema`.
 
+        Raises errors as :meth:`needed`.
+
         Parameters
         ----------
         state
             Rows as they are stored, with at least the columns :meth:`needed`.
-
-        Raises
-        ------
-        InvalidRequestError
-            The view has no column of one of the names.
         """
         plan = self._plan(columns)
         # Piece by piece: one column of all rows may have more text than Arrow has in a piece.
@@ -211,7 +208,6 @@ class ViewColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _emitted(self, rows: pa.RecordBatch, read: Set[str]) -> dict[str, pa.Array]:
-        """Return the columns that trees read, by name."""
         accumulators = {
             id(accumulator): accumulator
             for name, accumulator in self._accumulators.items()

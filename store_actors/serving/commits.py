@@ -146,7 +146,6 @@ class Transaction:
         return self._prepared[store_name].change.emitted
 
     def _delta(self, store_id: StateStoreId, prepared: PreparedWrite, attempt_id: str, committed_at_ms: int) -> Delta:
-        """Return manifest entry and delta file of a change."""
         change, task = prepared.change, self.task
         data, checksum = encode_delta(change, prepared.schema, identity_in_state(store_id, attempt_id))
         watermarks = prepared.watermarks or Watermarks(change.watermark_ms, change.watermark_ms)
@@ -312,7 +311,6 @@ class Commits:
         return isinstance(error, FencedError)
 
     def _write(self, deltas: Sequence[Delta]) -> None:
-        """Write the files of all stores in parallel."""
         *further, (entry, data) = deltas
         waiting = [
             self._pool.submit(self._objects.put, further_entry.file, further_data)

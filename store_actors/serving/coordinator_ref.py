@@ -59,16 +59,12 @@ class CoordinatorRef(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A commit whose outcome is not known yet."""
-
     commit: PartitionCommit
     outcome: AcceptedCommits | BaseException | None = None
 
 
 @dataclass(slots=True)
 class _CommitQueue:
-    """The commits of a state that wait to be sent."""
-
     #: Lock of the thread that sends the waiting commits.
     turn: Lock
     waiting: list[_Waiting] = field(default_factory=list)

@@ -146,7 +146,6 @@ def restored(
 
 
 def _shard_of(partition: Partition) -> OperatorShard:
-    """Return the one store of an operator's partition."""
     return cast(OperatorShard, partition.stores[DEFAULT_STORE])
 
 
