@@ -4,6 +4,7 @@ Spark streaming does not have. From Spark's analysis to plans of the fleet."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
@@ -108,7 +109,8 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         schema=schema,
         emitted=emitted,
         late_columns=late_columns,
-        results=rows.results,
+        # Since Spark 4.3 all of a stream's columns may be null behind an operator.
+        results=tuple(replace(result, attribute=own) for result, own in zip(rows.results, node.output, strict=True)),
         keys=tuple(keys),
     )
 

@@ -83,6 +83,21 @@ def test_the_greater_order_of_a_key_is_the_newer_result(
     assert [run for _, run in by_epoch] == sorted(run for _, run in by_epoch)
 
 
+def test_each_epoch_numbers_its_results_from_one(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    counts = fleet.stateful(rate(spark, 1), name=name).groupBy("k").agg(F.count("*").alias("n"))
+    folder = tmp_path / "checkpoint"
+    with stopping(started(with_result_order(counts), folder, "memory", name)) as query:
+        await_epochs(query, folder, 3)
+        # What a task keeps from one epoch for the next begins anew with each.
+        assert "EpochProject" in query._jsq.explainInternal(False)
+    numbers = defaultdict(list)
+    for row in spark.table(view(name)).where(f"result_order.epoch <= {committed(folder)}").collect():
+        numbers[row["result_order"]["epoch"]].append(row["result_order"]["number"])
+    assert len(numbers) > 2
+    for of_epoch in numbers.values():
+        assert sorted(of_epoch) == list(range(1, len(of_epoch) + 1))
+
+
 def test_batches_have_orders_too(fleet: Fleet, tmp_path: Path, name: str) -> None:
     feed = Feed(tmp_path / "rows", pa.schema([("k", pa.int64())]))
     counts = fleet.stateful(feed.stream(), name=name).groupBy("k").agg(F.count("*").alias("n"))

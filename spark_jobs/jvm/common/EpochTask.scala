@@ -333,8 +333,9 @@ private class EpochRows(task: EpochTask, epoch: Long) extends NextIterator[Inter
     if (!isMarked && task.isRead(epoch)) {
       task.mark(epoch)
       isMarked = true
-    } else if (!isMarked && task.isDue) {
-      task.cut(epoch)
+    } else if (task.isDue) {
+      // Those after the marker are of the next epoch: shards have them while the sink commits this one.
+      task.cut(if (isMarked) epoch + 1 else epoch)
     }
     task.streams.foreach(_.send())
   }

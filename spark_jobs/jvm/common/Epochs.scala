@@ -197,7 +197,7 @@ private class EpochWriteBuilder(builder: WriteBuilder, gate: EpochGate) extends 
 
 case class EpochWrite(write: StreamingWrite, gate: EpochGate) extends StreamingWrite {
   override def createStreamingWriterFactory(info: PhysicalWriteInfo): StreamingDataWriterFactory =
-    write.createStreamingWriterFactory(info)
+    new EpochWriters(write.createStreamingWriterFactory(info))
 
   override def useCommitCoordinator(): Boolean = write.useCommitCoordinator()
 

@@ -239,6 +239,8 @@ object ExchangeStrategy extends SparkStrategy {
     case tasks: HandedOver => handedOver(tasks, tasks.output)
     // Names of results need no stage of their own.
     case Project(names, tasks: HandedOver) if areNames(names, tasks.output) => handedOver(tasks, plan.output)
+    case Project(columns, child) if EpochProjectExec.isFor(columns) && EpochGate.of(SparkSession.active).isDefined =>
+      EpochProjectExec(columns, planLater(child)) :: Nil
     case tasks: MapInArrow => called(tasks)
     case exchange: StatefulExchange => exec(exchange) :: Nil
     case EpochWatermark(eventTime, delayMs, child) => EpochTimesExec(eventTime, delayMs, planLater(child)) :: Nil
