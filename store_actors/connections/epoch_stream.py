@@ -38,6 +38,7 @@ from store_actors.engine.pieces import batches
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.folding import Emitted, emitted_table
 from store_actors.epochs.functions import FunctionRuns, FunctionShard
+from store_actors.epochs.result_epochs import ResultEpochs
 from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.epochs.shard import EpochShard, Piece, RunTask
 from store_actors.messages.requests import ShardInput
@@ -116,7 +117,8 @@ class EpochServer:
         if request.get("is_worker"):
             self._serve_worker(request, source, task)
             return
-        connection = _TaskConnection(task, _format(request["unsafe_results"]))
+        order = ResultEpochs(request["batch"]["batch_id"], len(request["shards"]), self.runtime.threads)
+        connection = _TaskConnection(task, _format(request["unsafe_results"]), order)
         self.beats.begin(task)
         try:
             if operator:
@@ -333,17 +335,20 @@ class EpochStream:
 class _TaskConnection:
     """Sends a task what it gets, as of :class:`~store_actors.epochs.shard.RunTask`. Nothing follows an error. Thread-safe."""
 
-    def __init__(self, task: FrameSender, results: RowFormat) -> None:
-        self._results = results
+    def __init__(self, task: FrameSender, results: RowFormat, order: ResultEpochs) -> None:
+        self._results, self._order = results, order
         self._send, self.finish = task.send, task.finish
 
     def answer(self, rows: int) -> None:
         self._send(_ROWS + _ROWS_HEAD.pack(rows, 0, 0))
 
-    def emit(self, results: Emitted, piece: Piece | None) -> None:
+    def emit(self, epoch: int, results: Emitted, piece: Piece | None) -> None:
+        blocks = list(self._results.encoded(results))
+        self._order.emit(epoch, partial(self._send_blocks, blocks, piece))
+
+    def _send_blocks(self, blocks: Sequence[tuple[int, bytes]], piece: Piece | None) -> None:
         # The task's own piece is answered by the last frame itself.
         own = piece.rows.rows_read if piece is not None and piece.task is self else 0
-        blocks = list(self._results.encoded(results))
         for count, block in blocks[:-1]:
             self._send(_ROWS + _ROWS_HEAD.pack(0, count, len(block)) + block)
         count, block = blocks[-1] if blocks else (0, b"")
@@ -354,7 +359,7 @@ class _TaskConnection:
             self._send(frame if blocks else b"", partial(piece.task.answer, piece.rows.rows_read))
 
     def end_epoch(self, epoch: int) -> None:
-        self._send(_MARKED + _EPOCH.pack(epoch))
+        self._order.end_epoch(partial(self._send, _MARKED + _EPOCH.pack(epoch)))
 
     def fail(self, error: BaseException) -> None:
         """Send why the run cannot go on; the task ends the connection then."""

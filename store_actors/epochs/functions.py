@@ -47,6 +47,8 @@ class FunctionShard:
     def __init__(self, first_epoch: int, tasks: int, sink_task: int, threads: Threads) -> None:
         self._guard = threads.lock()
         self._barrier = Barrier[Piece](tasks, first_epoch)
+        #: The epoch whose results come from the worker.
+        self._epoch = first_epoch
         self._sink_number = sink_task
         self._sink_task: RunTask | None = None
         self._worker: FunctionWorker | None = None
@@ -97,14 +99,15 @@ class FunctionShard:
         """Have the results of the worker's oldest piece leave."""
         with self._guard:
             assert self._sink_task is not None, "the worker gets nothing before"
-            self._sink_task.emit(results, self._called.popleft())
+            self._sink_task.emit(self._epoch, results, self._called.popleft())
 
     def end_epoch(self, epoch: int, results: pa.Table) -> None:
         """Have the last results of an epoch leave."""
         with self._guard:
             assert self._sink_task is not None, "the worker gets nothing before"
-            self._sink_task.emit(results, None)
+            self._sink_task.emit(epoch, results, None)
             self._sink_task.end_epoch(epoch)
+            self._epoch = epoch + 1
 
     def end(self, error: BaseException) -> None:
         """End the run here; the worker drops the open epoch."""

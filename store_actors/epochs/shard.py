@@ -50,8 +50,8 @@ class RunTask(Protocol):
     def answer(self, rows: int) -> None:
         """Tell the task that a piece of some rows is in the open version, and that its results are on their way."""
 
-    def emit(self, results: Emitted, piece: Piece | None) -> None:
-        """Send the task results for the sink; once its connection has taken them, the task of the piece is answered."""
+    def emit(self, epoch: int, results: Emitted, piece: Piece | None) -> None:
+        """Send the task an epoch's results for the sink; once its connection has taken them, the task of the piece is answered."""
 
     def end_epoch(self, epoch: int) -> None:
         """Answer the task's marker of a shard: nothing of the epoch follows from it."""
@@ -232,7 +232,7 @@ class EpochShard:
         elif emitted is None:
             piece.task.answer(piece.rows.rows_read)
         else:
-            self._sink_task.emit(emitted, piece)
+            self._sink_task.emit(self._task.batch_id, emitted, piece)
 
     def _end_taking(self) -> None:
         self._is_whole = True
@@ -272,7 +272,7 @@ class EpochShard:
         transaction.waited_ms, transaction.pieces = self._barrier.waited_ms, self._barrier.pieces
         prepared = self._partitions.commits.prepare(transaction)
         if self._folding.emits_at_seal and self._sink_task is not None:
-            self._sink_task.emit(emitted_at_seal(self._shard, transaction.change), None)
+            self._sink_task.emit(self._task.batch_id, emitted_at_seal(self._shard, transaction.change), None)
             self._end_epoch()
         self._watermarks = watermarks
         self._task = structs.replace(self._task, batch_id=self._task.batch_id + 1)

@@ -17,6 +17,7 @@ from coordinator.model.errors import StateStoreError
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.folding import Emitted as Results
 from store_actors.epochs.folding import emitted_table
+from store_actors.epochs.result_epochs import ResultEpochs
 from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.epochs.shard import Piece
 from store_actors.messages.requests import ShardInput
@@ -61,8 +62,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """Results of a shard, which leave by this task."""
+    """Results of a shard in an epoch, which leave by this task."""
 
+    epoch: int
     results: pa.Table
 
 
@@ -141,15 +143,19 @@ def connect(
 class Link:
     """A store actor's end of a connection, as :class:`~store_actors.epochs.shard.RunTask`."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, order: ResultEpochs) -> None:
+        self._connection, self._order = connection, order
 
     def answer(self, rows: int) -> None:
         self._connection.send(Answered(rows), to_task=True)
 
-    def emit(self, results: Results, piece: Piece | None) -> None:
+    def emit(self, epoch: int, results: Results, piece: Piece | None) -> None:
         """Send results; the task's own piece is answered with them, that of another task later, as if they waited to be sent."""
-        self._connection.send(Emitted(emitted_table(results)), to_task=True)
+        emitted = Emitted(epoch, emitted_table(results))
+        self._order.emit(epoch, lambda: self._send(emitted, piece))
+
+    def _send(self, emitted: Emitted, piece: Piece | None) -> None:
+        self._connection.send(emitted, to_task=True)
         if piece is None:
             return
         scheduler = self._connection.scheduler
@@ -159,7 +165,7 @@ class Link:
             scheduler.later(lambda: piece.task.answer(piece.rows.rows_read), delay=scheduler.rng.choice((0, 0, 0, 20)))
 
     def end_epoch(self, epoch: int) -> None:
-        self._connection.send(Marked(epoch), to_task=True)
+        self._order.end_epoch(lambda: self._connection.send(Marked(epoch), to_task=True))
 
     def fail(self, error: BaseException) -> None:
         self._connection.send(Failed(error), to_task=True)
@@ -169,7 +175,8 @@ def _serve(
     scheduler: Scheduler, life: Life, connection: Connection, runs: EpochRuns | FunctionHost, request: RunRequest
 ) -> None:
     """Take a task's frames until the connection ends, as :class:`~store_actors.connections.epoch_stream.EpochServer`."""
-    link = Link(connection)
+    first_epoch = next(iter(request.tasks.values())).batch_id
+    link = Link(connection, ResultEpochs(first_epoch, len(request.tasks), life.actor._partitions.runtime.threads))
     try:
         shards: Mapping[int, Any] = runs.join(request, link)
         try:

@@ -68,10 +68,12 @@ class EpochTask:
         self._actor_of = {shard: name for name, request in requests.items() for shard in request.tasks}
         self._waiting: list[Record] = []
         self._unanswered = 0
-        #: Rows that each shard was sent in the present epoch.
+        #: Rows that each shard was sent in the epoch of the rows that are sent.
         self._sent: Counter[int] = Counter()
-        #: Shards that have answered the present epoch's marker.
-        self._marked = 0
+        #: Whether the present epoch's markers are sent, so that rows are of the next one; and how many shards of
+        #: each store actor have answered them.
+        self._has_marked = False
+        self._marked: Counter[str] = Counter()
         #: The watermark by the rows that were read in the run.
         self._watermark_ms = NEVER_MS
         #: Results that the sink has not been given, with the epoch in which they came.
@@ -184,21 +186,23 @@ class EpochTask:
         self._unanswered += len(waiting)
         for shard, records in by_shard(self._world.stream, waiting, len(self.run.partitions)).items():
             self._sent[shard] += len(records)
-            piece = SentPiece(shard, self._epoch, self._world.stream.rows(records))
+            piece = SentPiece(shard, self._epoch + self._has_marked, self._world.stream.rows(records))
             self._connections[self._actor_of[shard]].send(piece, to_task=False)
             if self._rng.random() < 0.3:
                 self._scheduler.pause()
 
     def _receive(self) -> None:
-        for connection in self._connections.values():
-            while (frame := connection.take(of_task=True)) is not None:
+        for name, connection in self._connections.items():
+            while not self._is_marked(name) and (frame := connection.take(of_task=True)) is not None:
                 match frame:
                     case Answered(rows):
                         self._unanswered -= rows
-                    case Emitted(results):
+                    case Emitted(epoch, results):
+                        if epoch != self._epoch:
+                            raise Violation(f"{self.name} is in epoch {self._epoch} and gets results of epoch {epoch}")
                         self._results.append((self._epoch, self._world.stream.results_of(results)))
                     case Marked(epoch):
-                        self._marked += epoch == self._epoch
+                        self._marked[name] += epoch == self._epoch
                     case Failed(error):
                         self._check_failure(error)
                         raise LostError
@@ -236,18 +240,28 @@ class EpochTask:
             connection.send(SentMarker(self._epoch, rows, self._watermark_ms), to_task=False)
             self._scheduler.pause()
         self._sent.clear()
+        self._has_marked = True
         while not self._is_answered():
             self._check_end()
             self._scheduler.pause(wake=self._has_answers)
             self._receive()
+            if self._rng.random() < 0.5:
+                self._read()
         self._flush()
-        self._marked = 0
+        self._has_marked = False
+        self._marked.clear()
         self.run.post(partial(self.run.committed, self.number, self._epoch))
         self._epoch += 1
 
     def _is_answered(self) -> bool:
-        return self._marked == len(self.run.partitions)
+        return all(map(self._is_marked, self._connections))
+
+    def _is_marked(self, name: str) -> bool:
+        """Return whether all shards of a store actor have ended the epoch: what it sends then is of the next one."""
+        return self._marked[name] == len(self._requests[name].tasks)
 
     def _has_answers(self) -> bool:
-        is_over = self._is_unwanted() or self._has_lost_caller()
-        return is_over or any(stream.has_news(of_task=True) for stream in self._connections.values())
+        if self._is_unwanted() or self._has_lost_caller():
+            return True
+        connections = [connection for name, connection in self._connections.items() if not self._is_marked(name)]
+        return any(connection.has_news(of_task=True) for connection in connections)

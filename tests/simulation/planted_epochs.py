@@ -21,6 +21,7 @@ from store_actors.epochs import shard as epoch_shard
 from store_actors.epochs.barrier import Barrier, Marker
 from store_actors.epochs.folding import HeldRows
 from store_actors.epochs.functions import FunctionShard, FunctionWorker
+from store_actors.epochs.result_epochs import ResultEpochs
 from store_actors.epochs.shard import EpochShard, Piece, RunTask
 from store_actors.operators.deduplicate import DeduplicateShard
 from store_actors.serving.operator_shards import write_of
@@ -160,17 +161,17 @@ class _Withheld:
     def __init__(self, task: RunTask | None) -> None:
         self._task, self._emitted = task, cast("list[Any]", [])
 
-    def emit(self, results: Any, piece: Piece | None) -> None:
-        self._emitted.append((results, piece))
+    def emit(self, *results: Any) -> None:
+        self._emitted.append(results)
 
     def end_epoch(self, epoch: int) -> None:
         assert self._task is not None
         self._task.end_epoch(epoch)
 
     def leave(self) -> None:
-        for results, piece in self._emitted:
+        for results in self._emitted:
             assert self._task is not None
-            self._task.emit(results, piece)
+            self._task.emit(*results)
 
 
 def _results_after_the_commit(seal: Original, shard: EpochShard) -> None:
@@ -218,6 +219,10 @@ def _timed_out_an_epoch_late(end_epoch: Original, shard: FunctionShard, epoch: i
     end_epoch(shard, epoch, late)
 
 
+def _results_of_the_next_epoch_not_held(_: Original, order: ResultEpochs, epoch: int, send: Callable[[], None]) -> None:
+    send()
+
+
 def _last_writes_not_sealed(seal: Original, store: StateStore, facts: Any) -> None:
     store._session._writes.clear()
     seal(store, facts)
@@ -227,11 +232,14 @@ EPOCH_BUGS: dict[str, Bug] = {
     "a task that is ahead is not held back": Bug(Barrier, "take", _nothing_held_back, CALM),
     "an epoch is sealed before its last task has ended it": Bug(Barrier, "mark", _one_marker_not_waited_for, CALM),
     "the rows of an epoch are not counted": Bug(Barrier, "mark", _rows_not_compared, CALM),
-    "an older run goes on in memory": Bug(EpochShard, "end", _older_runs_go_on, HARSH, first=350),
+    "an older run goes on in memory": Bug(EpochShard, "end", _older_runs_go_on, HARSH, first=2),
     "what an open version did is kept": Bug(VersionedTable, "abort", _open_version_kept, HARSH),
     "results leave by the task that sent the rows": Bug(EpochShard, "_fold", _results_by_any_task, CALM),
     "the results of other tasks' rows are not waited for": Bug(
         EpochShard, "mark", _results_of_others_not_waited_for, CALM, first=63
+    ),
+    "results leave before another shard has ended the epoch before": Bug(
+        ResultEpochs, "emit", _results_of_the_next_epoch_not_held, FUNCTIONS, first=14
     ),
     "what was sent before the sink's task has joined is lost": Bug(EpochShard, "join", _waiting_pieces_lost, CALM),
     "a task ends an epoch before it is answered": Bug(EpochTask, "_is_answered", lambda _, task: True, CALM),
@@ -247,14 +255,14 @@ EPOCH_BUGS: dict[str, Bug] = {
     "epochs begin two ahead of Spark's log": Bug(
         EpochRun, "_may_begin", lambda _, run: run._newest >= run._open - 2, CALM, first=10
     ),
-    "an epoch begins though its run is over": Bug(EpochRun, "_check_begin", lambda _, run: None, CALM, first=218),
+    "an epoch begins though its run is over": Bug(EpochRun, "_check_begin", lambda _, run: None, WINDOWS, first=53),
     "an epoch counts though another driver has the query": Bug(
         StateLedger, "decide_epoch", _decided_by_anybody, DRIVERS
     ),
     "a run begins with an epoch that counts": Bug(
         StateLedger, "check_not_counted", lambda _, ledger, task: None, DRIVERS
     ),
-    "another run's commits are taken for this one's": Bug(StateHistory, "batch_result", _any_run, HARSH, first=210),
+    "another run's commits are taken for this one's": Bug(StateHistory, "batch_result", _any_run, HARSH, first=2),
     "replaced runs may commit": Bug(StateLedger, "decide_commits", owners_not_fenced, HARSH, first=59),
     "the watermark is that of one task": Bug(Barrier, "next_epoch", _watermark_of_one_task, WINDOWS),
     "the watermark waits for tasks without rows": Bug(Barrier, "next_epoch", _watermark_of_the_last_task, WINDOWS),

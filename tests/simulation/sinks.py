@@ -85,7 +85,7 @@ class TimedSink:
 
 
 class UpdatedSink(TimedSink):
-    """Results that come with the rows that changed them. A task may get some of the next epoch before it is in that one itself."""
+    """Results that come with the rows that changed them."""
 
     def __init__(self, stream: TimedStream, decided_by: Callable[[], Mapping[int, str]]) -> None:
         super().__init__(stream, decided_by)
@@ -139,17 +139,15 @@ class FirstSink(TimedSink):
         self._keys[run, epoch].add(key)
 
     def check_epoch(self, epoch: int) -> None:
-        """Check that a row was emitted of each key that an epoch made known, and, in the epoch before, of no key but its own."""
+        """Check that a row was emitted of each key that an epoch made known, and of no other key."""
         run, expected = self._decided_by()[epoch], self._stream.emitted_in(epoch)
         for key, marks in expected.items():
             mark: Any = self._results[run].get(key)
             if mark not in marks:
                 raise Violation(f"epoch {epoch} counts, and emits {key} as {mark}, not of {marks}")
-        if self._decided_by().get(epoch - 1) == run:
-            # A task may get some rows of the next epoch before it is in that one itself.
-            others = self._keys[run, epoch - 1] - self._stream.emitted_in(epoch - 1).keys() - expected.keys()
-            if others:
-                raise Violation(f"epoch {epoch - 1} emits rows of keys that were known: {others}")
+        others = self._keys[run, epoch] - expected.keys()
+        if others:
+            raise Violation(f"epoch {epoch} emits rows of keys that were known: {others}")
 
 
 class CalledSink(UpdatedSink):

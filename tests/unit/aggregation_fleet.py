@@ -209,7 +209,7 @@ class Link:
     def answer(self, rows: int) -> None:
         self.answered += rows
 
-    def emit(self, results: Emitted, piece: Piece | None) -> None:
+    def emit(self, epoch: int, results: Emitted, piece: Piece | None) -> None:
         self.results.append(counts(emitted_table(results)))
         if piece is not None:
             piece.task.answer(piece.rows.rows_read)

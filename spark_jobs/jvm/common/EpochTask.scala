@@ -320,7 +320,9 @@ private class EpochRows(task: EpochTask, epoch: Long) extends NextIterator[Inter
     var row: InternalRow = null
     var at = 0
     while (row == null && at < task.streams.length) {
-      row = task.streams(at).next()
+      val stream = task.streams(at)
+      // What follows the last answer to a marker is of the next epoch, which others may be in.
+      if (!stream.isMarked(epoch)) row = stream.next()
       at += 1
     }
     row

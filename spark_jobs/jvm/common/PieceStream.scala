@@ -147,7 +147,11 @@ class PieceStream(task: EpochTask, val shards: Array[Int], socket: SocketChannel
         case error: ClosedChannelException => throw error
         case error: IOException => throw lost(error)
       }
-    if (size < 0) throw lost()
+    if (size < 0) {
+      // What is not taken yet may have an error that says why.
+      while (next() != null) ()
+      throw lost()
+    }
     if (size > 0) cameAt = System.nanoTime()
     end += size
     size > 0
@@ -219,7 +223,6 @@ class PieceStream(task: EpochTask, val shards: Array[Int], socket: SocketChannel
           marked = if (epoch == markedEpoch) marked + 1 else 1
           markedEpoch = epoch
           skipTo(frame.position())
-          // What follows then may be of the next epoch, in which other tasks are.
           marked != shards.length
         case Failed if frame.remaining >= 4 =>
           val text = new Array[Byte](frame.getInt())
