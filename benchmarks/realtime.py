@@ -135,7 +135,6 @@ class Side:
 _AT_ONCE = {"processingTime": "0 seconds"}
 SIDES = {
     "continuous": Side(True, {"continuous": "1 second"}, {}),
-    "continuous-5s": Side(True, {"continuous": "5 seconds"}, {}),
     "batches": Side(True, _AT_ONCE, {}),
     "rocksdb": Side(False, _AT_ONCE, SPARK_STORES["rocksdb"]),
 }
