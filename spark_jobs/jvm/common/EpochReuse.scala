@@ -45,35 +45,39 @@ private class TaskProjection(columns: Seq[Expression], input: Seq[Attribute]) ex
 /** The writers of a task, which has this factory for itself. One of Kafka's knows of no epoch, and is used again. */
 private class EpochWriters(writers: StreamingDataWriterFactory) extends StreamingDataWriterFactory {
   @transient private var kept: KeptWriter = _
+  @transient private var isEndWatched = false
 
   override def createWriter(partition: Int, task: Long, epoch: Long): DataWriter[InternalRow] = {
-    if (kept != null && kept.isOld) kept.end()
-    if (kept != null && !kept.isEnded) kept
-    else {
-      val writer = writers.createWriter(partition, task, epoch)
-      if (writer.getClass.getName != KeptWriter.Kafka) writer
-      else {
-        kept = new KeptWriter(writer, TaskContext.get())
-        kept
-      }
+    if (kept != null && kept.isOld) end()
+    if (kept != null) kept else keptIfKafkas(writers.createWriter(partition, task, epoch))
+  }
+
+  private def keptIfKafkas(writer: DataWriter[InternalRow]): DataWriter[InternalRow] =
+    if (writer.getClass.getName == KeptWriter.Kafka) {
+      kept = new KeptWriter(writer)
+      // Once: a task has a new writer each minute, for as long as the query runs.
+      if (!isEndWatched) TaskContext.get().addTaskCompletionListener[Unit](_ => end())
+      isEndWatched = true
+      kept
+    } else {
+      writer
     }
+
+  private def end(): Unit = if (kept != null) {
+    val ended = kept
+    kept = null
+    ended.end()
   }
 }
 
-/** A writer that is closed when its task ends. */
-private class KeptWriter(writer: DataWriter[InternalRow], context: TaskContext) extends DataWriter[InternalRow] {
+/** A writer that several epochs close, and that stays open. */
+private class KeptWriter(writer: DataWriter[InternalRow]) extends DataWriter[InternalRow] {
   private val madeAt = System.nanoTime()
-  private[statefleet] var isEnded = false
-
-  context.addTaskCompletionListener[Unit](_ => end())
 
   /** Whether another one is to be made: it has a new token where Kafka's are delegated. */
   def isOld: Boolean = System.nanoTime() - madeAt > KeptWriter.KeptNs
 
-  def end(): Unit = if (!isEnded) {
-    isEnded = true
-    writer.close()
-  }
+  def end(): Unit = writer.close()
 
   override def write(row: InternalRow): Unit = writer.write(row)
 

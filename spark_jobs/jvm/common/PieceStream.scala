@@ -223,7 +223,8 @@ class PieceStream(task: EpochTask, val shards: Array[Int], socket: SocketChannel
           marked = if (epoch == markedEpoch) marked + 1 else 1
           markedEpoch = epoch
           skipTo(frame.position())
-          marked != shards.length
+          // What follows then is of the next epoch.
+          !isMarked(epoch)
         case Failed if frame.remaining >= 4 =>
           val text = new Array[Byte](frame.getInt())
           if (frame.remaining < text.length) {
