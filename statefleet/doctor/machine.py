@@ -41,8 +41,8 @@ def python_fits(version: str, extra: str) -> Finding:
     return wrong(
         "Python",
         text,
-        "Statefleet runs on Python 3.11 with Spark 3.5, and on Python 3.12 or 3.13 with Spark 4.2; install one of these on every node "
-        "of the cluster",
+        "Statefleet runs on Python 3.11 with Spark 3.5, and on Python 3.12 or 3.13 with Spark 4.2 and 4.3; install one of these on "
+        "every node of the cluster",
     )
 
 
