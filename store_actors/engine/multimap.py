@@ -165,17 +165,19 @@ def numbered_keys(table: GroupTable, rows: Words) -> tuple[Slots, Slots]:
     rows
         Words of it.
     """
-    layout, size = table.layout, len(rows)
+    return _numbered(table, rows, table.layout.key_words - 1, table.layout.chain_mask)
+
+
+def first_of_keys(table: GroupTable, rows: Words) -> Slots:
+    """Return the first row of each key."""
+    return _numbered(table, rows, table.layout.key_words, table.layout.key_mask)[1]
+
+
+def _numbered(table: GroupTable, rows: Words, key_words: int, mask: np.uint64) -> tuple[Slots, Slots]:
+    size = len(rows)
     ids, firsts = np.empty(size, np.int64), np.empty(size, np.int64)
     count = chain_kernels.number_keys(
-        rows,
-        layout.flag_words,
-        layout.key_words - 1,
-        layout.chain_mask,
-        table.secret,
-        new_index(HEAP, size),
-        ids,
-        firsts,
+        rows, table.layout.flag_words, key_words, mask, table.secret, new_index(HEAP, size), ids, firsts
     )
     return ids, firsts[:count]
 

@@ -19,9 +19,9 @@ from store_actors.engine.arrays import Mask, Slots, Words, distinct
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot, all_words
 from store_actors.engine.memory import HEAP, new_index
-from store_actors.engine.multimap import MultimapTable
+from store_actors.engine.multimap import MultimapTable, first_of_keys
 from store_actors.engine.table import GroupTable
-from store_actors.engine.versions import Frozen, VersionedTable, frozen_pieces
+from store_actors.engine.versions import Frozen, UndoPart, VersionedTable, frozen_pieces
 
 _Columns = tuple[list[FieldSlot], pa.Schema]
 
@@ -35,6 +35,16 @@ _ABSENT = np.uint64(1 << 32)
 #: later look-ups.
 _FEW_KEYS, _FEW_LOOKS = 4, 8
 _ALL_BITS = np.uint64((1 << 64) - 1)
+
+
+#: Rows of a change, and how an overlay marks them.
+_Changed = tuple[Words, np.uint64]
+
+
+def _changed(parts: Sequence[UndoPart]) -> list[_Changed]:
+    """Return the rows of changes, oldest first, without those that have none."""
+    both = (of for part in parts for of in ((part.before, np.uint64(0)), (part.created, _ABSENT)))
+    return [(rows, mark) for rows, mark in both if len(rows)]
 
 
 class ShardView(Protocol):
@@ -116,34 +126,40 @@ class VersionView:
         if self._overlay.pool is not self._table.pool or self._lists is not self._table.lists:
             # What was compacted has other words.
             self._forget()
+        changes: list[_Changed] = []
         for step in steps:
-            for part in step.parts[self._seen.get(step.serial, 0) :]:
-                self._lay_over(self._overlay, part.before, np.uint64(0))
-                self._lay_over(self._overlay, part.created, _ABSENT)
+            changes += _changed(step.parts[self._seen.get(step.serial, 0) :])
             self._seen[step.serial] = len(step.parts)
+        self._lay_over(self._overlay, changes)
 
-    def _lay_over(self, overlay: GroupTable, rows: Words, mark: np.uint64) -> None:
+    def _lay_over(self, overlay: GroupTable, changes: Sequence[_Changed]) -> None:
+        """Lay rows over an overlay, all at once: an epoch has hundreds of changes, of a few rows each."""
+        whole = np.zeros((sum(len(rows) for rows, _ in changes), self._table.layout.row_words), np.uint64)
+        end = 0
+        for rows, mark in changes:
+            begin, end = end, end + len(rows)
+            whole[begin:end, : rows.shape[1]] = rows
+            whole[begin:end, 0] = (whole[begin:end, 0] & _LOW32) | mark
         # The oldest change of a key has its row in the version; later ones do not count.
-        new = rows[overlay.find(rows) < 0]
-        whole = np.zeros((len(new), self._table.layout.row_words), np.uint64)
-        whole[:, : new.shape[1]] = new
-        whole[:, 0] = (whole[:, 0] & _LOW32) | mark
-        overlay.put(whole)
+        new = whole[overlay.find(whole) < 0]
+        overlay.put(new[first_of_keys(overlay, new)])
 
     def _overlay_for(self, keys: Words, nulls: Words, mask: np.uint64) -> GroupTable:
         """Return at least the changes since the version to rows with some leading key words."""
         if len(keys) > _FEW_KEYS or self._looks >= _FEW_LOOKS or self._seen or self._version is None:
             self._catch_up()
             return self._overlay
-        overlay = self._overlay
-        for step in self._store.steps_since(self._version, self._serial):
-            for part in step.parts:
-                for rows, mark in ((part.before, np.uint64(0)), (part.created, _ABSENT)):
-                    chosen = self._with_keys(rows, keys, nulls, mask)
-                    if len(chosen):
-                        overlay = self._new_overlay() if overlay is self._overlay else overlay
-                        self._lay_over(overlay, rows[chosen], mark)
-                    self._looks += len(rows) > 0
+        steps = list(self._store.steps_since(self._version, self._serial))
+        changes = _changed([part for step in steps for part in step.parts])
+        self._looks += len(changes)
+        if len(changes) > _FEW_LOOKS:
+            self._catch_up()
+            return self._overlay
+        chosen = [(rows[self._with_keys(rows, keys, nulls, mask)], mark) for rows, mark in changes]
+        if not any(len(rows) for rows, _ in chosen):
+            return self._overlay
+        overlay = self._new_overlay()
+        self._lay_over(overlay, chosen)
         return overlay
 
     def _with_keys(self, rows: Words, keys: Words, nulls: Words, mask: np.uint64) -> Slots:

@@ -74,14 +74,6 @@ class UndoPart:
     #: Whole rows of the version before that were overwritten or removed.
     before: Words
 
-    @property
-    def nbytes(self) -> int:
-        return self.created.nbytes + self.before.nbytes
-
-    def kept(self, memory: Memory) -> UndoPart:
-        """Return the same, for as long as the version can be rolled back."""
-        return UndoPart(memory.kept(self.created), memory.kept(self.before))
-
 
 @dataclass(slots=True)
 class VersionStep:
@@ -91,13 +83,19 @@ class VersionStep:
     watermark_ms: int
     base_version: int
     base_watermark_ms: int
+    memory: Memory
+    #: In the order of the changes; an epoch has one for each piece of rows.
     parts: list[UndoPart] = field(default_factory=list)
+    nbytes: int = 0
     #: Never used twice, unlike versions, which are written again after a rollback.
     serial: int = field(default_factory=lambda: next(_serials))
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+    def add(self, *parts: UndoPart) -> None:
+        """Add the way back from the next changes."""
+        for part in parts:
+            kept = UndoPart(self.memory.kept(part.created), self.memory.kept(part.before))
+            self.parts.append(kept)
+            self.nbytes += kept.created.nbytes + kept.before.nbytes
 
     def change(self, delta: pa.Table, *, rows_updated: int, rows_removed: int, rows_in: int, rows_late: int) -> Change:
         """Return the change that makes the version, with the watermark that the step has by now."""
@@ -171,12 +169,12 @@ class VersionedTable:
         self.late_ms = self.watermark_ms if late_ms is None else late_ms
 
     def begin(self, version: int) -> VersionStep:
-        """Start a version; its changes are added to ``parts`` of the step as they are made.
+        """Start a version; its changes are added to the step as they are made.
 
         Raises errors as :meth:`check_next`.
         """
         self.check_next(version, self.late_ms)
-        self._pending = VersionStep(version, self.watermark_ms, self.version, self.watermark_ms)
+        self._pending = VersionStep(version, self.watermark_ms, self.version, self.watermark_ms, self.table.memory)
         return self._pending
 
     def pending(self) -> VersionStep:
@@ -194,7 +192,6 @@ class VersionedTable:
     def commit(self) -> int:
         """Make the pending change the newest version; returns its number."""
         step = self._take_pending()
-        step.parts = [part.kept(self.table.memory) for part in step.parts]
         if len(self._steps) == RETAINED_VERSIONS:
             self._origin = self._steps.popleft().serial
         self._steps.append(step)

@@ -180,7 +180,7 @@ class KeyedTable(VersionedTable):
         with self.changing():
             touched = self.table.upsert(rows, step.version & 0xFFFFFFFF)
             created = self.table.taken(touched.created)[:, : self.key_end].copy()
-            step.parts.append(UndoPart(created, touched.before).kept(self.table.memory))
+            step.add(UndoPart(created, touched.before))
             self._note("put", touched.created, touched.changed)
             self._note_due(rows)
 
@@ -192,7 +192,7 @@ class KeyedTable(VersionedTable):
             # Rows that this version wrote are not part of the base, or were kept when it first wrote them.
             before = _chosen(removed, removed[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF))
             before[:, 0] |= LIVE
-            step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before).kept(self.table.memory))
+            step.add(UndoPart(np.empty((0, self.key_end), np.uint64), before))
             self._note("removal", np.empty(0, np.int64), np.full(len(before), -1))
         return len(removed)
 

@@ -148,7 +148,7 @@ class AggregateShard(VersionedTable):
         step.watermark_ms = watermark_ms
         slots = open_version.slots()
         evicted, removed = self._expired(watermark_ms)
-        step.parts.append(UndoPart(removed[:0], removed))
+        step.add(UndoPart(removed[:0], removed))
         # A stamp is never used again, and they grow.
         just_touched = (removed[:, 0] >> np.uint64(32)) >= np.uint64(open_version.first_stamp)
         rows = table.columns(slots)
@@ -195,7 +195,7 @@ class AggregateShard(VersionedTable):
         """Note the way back from a change of the open version; return the slots that it touched."""
         layout = self.table.layout
         created = self.table.columns(touched.created, layout.flag_words + layout.key_words)
-        self.pending().parts.append(UndoPart(created, touched.before))
+        self.pending().add(UndoPart(created, touched.before))
         slots = np.concatenate([touched.created, touched.changed])
         if len(slots):
             self._open.touched.append(slots)

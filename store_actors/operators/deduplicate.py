@@ -92,7 +92,7 @@ class DeduplicateShard(VersionedTable):
         step = self.pending()
         step.watermark_ms = watermark_ms
         evicted, removed = self._expired(watermark_ms)
-        step.parts.append(UndoPart(removed[:0], removed))
+        step.add(UndoPart(removed[:0], removed))
         # A new row may take a slot of its own only, so the slots show which of the removed keys this version made.
         created = np.concatenate([np.empty(0, np.int64), *(piece.slots for piece in self._pieces)])
         older = removed[~np.isin(evicted, created)]
@@ -112,7 +112,7 @@ class DeduplicateShard(VersionedTable):
         step = self.pending()
         created, sources = self.table.insert(words[on_time], step.version & 0xFFFFFFFF)
         first = _FirstRows(created, self.table.taken(created), self._chosen(batch, on_time[sources]))
-        step.parts.append(UndoPart(first.words, first.words[:0]))
+        step.add(UndoPart(first.words, first.words[:0]))
         self._pieces.append(first)
         self._rows_in += rows.rows_read
         self._rows_late += len(words) - len(on_time)
@@ -196,7 +196,7 @@ class LimitShard(VersionedTable):
             count_row = self.table.rows_of(newest.combine_chunks().to_batches()[0])
             self.table.put(count_row)
             count_row[:, 0] |= LIVE
-            step.parts.append(UndoPart(count_row[:0] if len(previous) else count_row, previous))
+            step.add(UndoPart(count_row[:0] if len(previous) else count_row, previous))
         return step.change(
             delta, rows_updated=int(len(counts) > 0), rows_removed=0, rows_in=rows.rows_read, rows_late=0
         )

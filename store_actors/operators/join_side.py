@@ -155,7 +155,7 @@ class JoinSide(MultiTable):
         key_end = self.table.layout.flag_words + self.table.layout.key_words
         created = words[:, :key_end].copy()
         created[:, 0] |= LIVE
-        self._step.parts.append(UndoPart(created, touched.before))
+        self._step.add(UndoPart(created, touched.before))
         return len(words)
 
     def mark(self, slots: Slots) -> None:
@@ -208,7 +208,7 @@ class JoinSide(MultiTable):
         # Parts are undone newest first: a row that was marked and then removed comes back unmarked.
         assert self._step is not None
         if len(before):
-            self._step.parts.append(UndoPart(np.empty((0, before.shape[1]), np.uint64), before))
+            self._step.add(UndoPart(np.empty((0, before.shape[1]), np.uint64), before))
 
     def changed(self) -> tuple[Words, Words]:
         """Return the rows that a pending version added or newly matched, and the rows of the version before that it removed."""

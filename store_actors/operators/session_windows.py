@@ -108,9 +108,7 @@ class SessionShard(MultiTable):
         closed = table.rows[slots, 0] & LIVE == 0
         step = self.begin(version)
         step.watermark_ms = watermark_ms
-        step.parts.append(
-            UndoPart(merged.rows[merged.is_new], np.concatenate([merged.replaced, merged.absorbed, removed]))
-        )
+        step.add(UndoPart(merged.rows[merged.is_new], np.concatenate([merged.replaced, merged.absorbed, removed])))
         return step.change(
             self._delta(merged, closed, removed),
             rows_updated=merged.updated,

@@ -136,7 +136,7 @@ class FirstShard(OrderedRows):
         step = self.begin(version)
         step.watermark_ms = watermark_ms
         key_end = self.table.layout.flag_words + self.table.layout.key_words
-        step.parts = [UndoPart(best[~is_replacing, :key_end].copy(), before), UndoPart(former[:0], former)]
+        step.add(UndoPart(best[~is_replacing, :key_end].copy(), before), UndoPart(former[:0], former))
         closed, passed = self._is_among(slots, evicted), self._is_among(evicted, slots)
         return step.change(
             self._delta(best[~closed], best[closed], former[~passed]),
@@ -205,7 +205,7 @@ class TopShard(OrderedRows, MultiTable):
         moved = self._close_ranks(former, created, picked.moved, ranks_before, parts)
         step = self.begin(version)
         step.watermark_ms = watermark_ms
-        step.parts = parts
+        step.add(*parts)
         # Final results of a window that closes are emitted even if only their rank moved.
         is_final = self._is_among(evicted, np.concatenate([created, moved]) if self._expires_by_key else created)
         removed = former[~is_final] if self._expires_by_key else self._without_rank(former[~is_final])
