@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.extras import import_extra
 from coordinator.runtime.native_notes import stderr_without_notes
+from coordinator.service.calls import session_folder
 from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
 from spark_jobs.jvm.build import present_jar
 from spark_jobs.jvm.spark_lines import line_of
@@ -309,5 +311,10 @@ def stop_session() -> None:
     if active is not None:
         active.stop()
     if _started_ray:
+        # Not there if someone else has shut Ray down.
+        folder = session_folder() if ray.is_initialized() else None
         ray.shutdown()
+        # What executors fetched and spilled: a hundred megabytes and more of jars, which nobody else removes. Ray keeps its logs.
+        for left in Path(folder).glob("app-*") if folder else ():
+            shutil.rmtree(left, ignore_errors=True)
         _started_ray = False

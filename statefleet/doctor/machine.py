@@ -56,11 +56,10 @@ def _spark_extra() -> str:
 
 def _install_again() -> str:
     extra = _spark_extra()
-    lock = "requirements.lock" if extra == "spark35" else "requirements-spark4.lock"
-    return (
-        f"pip install Statefleet with its extra {extra} again, and raydp for start_session, or the versions of its {lock}, on every "
-        "node of the cluster"
-    )
+    lock = {"spark35": "requirements.lock", "spark4": "requirements-spark4.lock"}.get(extra)
+    # There is no RayDP, and no lock of its own, for the other one.
+    more = f", and raydp for start_session, or the versions of its {lock}" if lock else ""
+    return f"pip install Statefleet with its extra {extra} again{more}, on every node of the cluster"
 
 
 def packages(required: Callable[[], list[str] | None] = lambda: metadata.requires("statefleet")) -> Finding:
