@@ -311,10 +311,9 @@ def stop_session() -> None:
     if active is not None:
         active.stop()
     if _started_ray:
-        # Not there if someone else has shut Ray down.
-        folder = session_folder() if ray.is_initialized() else None
-        ray.shutdown()
         # What executors fetched and spilled: a hundred megabytes and more of jars, which nobody else removes. Ray keeps its logs.
-        for left in Path(folder).glob("app-*") if folder else ():
-            shutil.rmtree(left, ignore_errors=True)
+        left = list(Path(session_folder()).glob("app-*")) if ray.is_initialized() else []
+        ray.shutdown()
+        for folder in left:
+            shutil.rmtree(folder, ignore_errors=True)
         _started_ray = False

@@ -122,15 +122,15 @@ class VersionView:
         """
         if self._version is None:
             return
-        steps = self._store.steps_since(self._version, self._serial)
+        steps = list(self._store.steps_since(self._version, self._serial))
         if self._overlay.pool is not self._table.pool or self._lists is not self._table.lists:
             # What was compacted has other words.
             self._forget()
-        changes: list[_Changed] = []
-        for step in steps:
-            changes += _changed(step.parts[self._seen.get(step.serial, 0) :])
-            self._seen[step.serial] = len(step.parts)
-        self._lay_over(self._overlay, changes)
+        self._lay_over(
+            self._overlay, _changed([part for step in steps for part in step.parts[self._seen.get(step.serial, 0) :]])
+        )
+        # Only now: after an error they are laid over again.
+        self._seen |= {step.serial: len(step.parts) for step in steps}
 
     def _lay_over(self, overlay: GroupTable, changes: Sequence[_Changed]) -> None:
         """Lay rows over an overlay, all at once: an epoch has hundreds of changes, of a few rows each."""
