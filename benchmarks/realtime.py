@@ -53,8 +53,6 @@ _EXECUTOR_CORES = PARTITIONS + 1
 _SETTINGS = {
     "spark.jars.packages": PACKAGE,
     "spark.ray.log4j.config.file.name": SETTINGS["spark.log4j.config.file.name"].value,
-    # How often a task asks which epoch it is; by default each 100 ms, for which a shard holds back the rows of the others.
-    "spark.sql.streaming.continuous.executorPollIntervalMs": "10",
 }
 #: Seconds in which all events have to be counted after the last one was sent.
 _DEADLINE_S = 120

@@ -46,18 +46,26 @@ class EpochRun(
 
   private val progress = new EpochProgress(query, facts)
 
-  /** Notes that an epoch begins. */
-  def beginEpoch(epoch: Long): Unit = progress.begin(epoch)
+  private val bell = new EpochBell(firstEpoch)
+
+  /** Tells the tasks that an epoch begins. */
+  def beginEpoch(epoch: Long): Unit = {
+    progress.begin(epoch)
+    bell.ring(epoch)
+  }
+
+  /** Has tasks that are started next be told when an epoch begins. */
+  def ringFor(tasks: Int): Unit = bell.open(execution.sparkSession.sparkContext, tasks)
 
   /** Begins the run; returns for each shard where it is. */
   def begin(cores: Map[String, Int]): Array[Place] = {
     completeLog()
-    // What a task sends is held back until the last of them has learned of an epoch, which Spark's default has take 0.1 s.
+    // A task that was told of an epoch asks for the next one so much later. Its source has the setting from here.
     val conf = execution.sparkSession.sessionState.conf
     if (!conf.contains(EpochRun.PollInterval)) conf.setConfString(EpochRun.PollInterval, EpochRun.PollMs)
     ResultOrder.begin(execution.sparkSession.sparkContext, begun.run, id)
     EpochRun.begun(this)
-    beginEpoch(firstEpoch)
+    progress.begin(firstEpoch)
     Driver.ask[Array[Place]]("place", ofShards(firstEpoch) ++ Map("cores" -> cores, "connect_directly" -> true))
   }
 
@@ -146,7 +154,10 @@ class EpochRun(
     Driver.ask[Settled]("settle", ofShards(epoch) + ("wait_s" -> EpochRun.WaitSeconds))
 
   /** Tells the driver's Python that the run has ended. */
-  private def end(): Unit = Driver.tell("ended", Map("run_id" -> id.toString))
+  private def end(): Unit = {
+    bell.close()
+    Driver.tell("ended", Map("run_id" -> id.toString))
+  }
 
   def report(epoch: Long): Unit = {
     Driver.tell(

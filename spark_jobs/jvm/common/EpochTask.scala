@@ -118,7 +118,7 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   /** The last epoch that the driver is known to have ended; and who tells. */
   private var endedEpoch = -1L
   private lazy val coordinator =
-    EpochCoordinatorRef.get(context.getLocalProperty(ContinuousExecution.EPOCH_COORDINATOR_ID_KEY), SparkEnv.get)
+    EpochBell.coordinator(context.getLocalProperty(ContinuousExecution.EPOCH_COORDINATOR_ID_KEY))
 
   /** When rows were sent last, and how long the next ones gather. */
   @volatile private var cutAt = System.nanoTime() - EpochTask.GatherNs

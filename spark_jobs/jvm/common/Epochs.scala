@@ -243,6 +243,7 @@ case class EpochHandOverExec(
     val places = run.begin(cores)
     checkReachable(places, cores)
     val rows = child.execute()
+    run.ringFor(rows.getNumPartitions)
     val work = EpochWork(
       facts.sockets.get,
       operator.getBytes(UTF_8),
