@@ -52,6 +52,11 @@ def values_read(folder: Path, epoch: int) -> list[int]:
     return [value for first, at in last.items() for value in range(int(first), at["value"] + 1, partitions)]
 
 
+def rows_read(folder: Path, epochs: Iterable[int]) -> list[int]:
+    """Return how many rows were read up to the end of each of some epochs; none before the first one."""
+    return [0 if epoch < 0 else len(values_read(folder, epoch)) for epoch in epochs]
+
+
 def comparable(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return rows in an order of their own; lists have none."""
 
@@ -70,8 +75,7 @@ def await_epochs(query: StreamingQuery, folder: Path, epochs: int) -> None:
     first = committed(folder)
 
     def epochs_with_rows() -> int:
-        numbers = range(first, committed(folder) + 1)
-        read = [0 if number < 0 else len(values_read(folder, number)) for number in numbers]
+        read = rows_read(folder, range(first, committed(folder) + 1))
         return sum(before < after for before, after in pairwise(read))
 
     until(lambda: query.exception() or epochs_with_rows() >= epochs, every_s=0.05)

@@ -25,6 +25,7 @@ from tests.integration.rate_epochs import (
     comparable,
     rate,
     read_by,
+    rows_read,
     run_for,
     shards_of,
     started,
@@ -203,8 +204,8 @@ def test_rows_that_are_held_until_the_seal_stop_the_source_and_not_the_query(
     rows = rate(spark, 1, rows=3000).withColumn("text", F.repeat(F.lit("x"), size))
     first = fleet.stateful(rows, name=name, shards=1).topN(2, "k", F.desc("value")).drop("text")
     run_for(started(first, folder, epoch="8 seconds"), folder, 3)
-    read = [len(values_read(folder, epoch)) for epoch in range(committed(folder) + 1)]
-    most = max(later - before for before, later in pairwise([0, *read]))
+    read = rows_read(folder, range(-1, committed(folder) + 1))
+    most = max(later - before for before, later in pairwise(read))
     assert 3000 < most < (MOST_HELD_BYTES + 3 * 2**24) / size + 2048
     values = values_read(folder, committed(folder))
     kept = {(row["k"], row["value"]) for row in state_rows(fleet, name, folder)}

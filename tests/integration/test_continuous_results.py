@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from spark_jobs.plan.result_order import with_result_order
 from statefleet.fleet import Fleet
 from tests.clocks import until
-from tests.integration.rate_epochs import KEYS, await_epochs, committed, rate, started, values_read, view
+from tests.integration.rate_epochs import KEYS, await_epochs, committed, rate, rows_read, started, view
 from tests.integration.streams import Feed, Run, lose_store_actors, stopping
 
 
@@ -40,7 +40,7 @@ def test_spark_reports_each_epoch(spark: SparkSession, fleet: Fleet, tmp_path: P
     for before, after in pairwise(sources):
         assert after["startOffset"] == before["endOffset"]
     # Each row that was read is counted in one report.
-    read = [len(values_read(folder, number)) for number in numbers]
+    read = rows_read(folder, numbers)
     assert [source["numInputRows"] for source in sources[1:]] == [after - before for before, after in pairwise(read)]
     operators = [report["stateOperators"][0] for report in reports]
     assert {operator["operatorName"] for operator in operators} == {"stateStoreSave"}

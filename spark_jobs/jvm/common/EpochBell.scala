@@ -14,30 +14,28 @@ import scala.util.{Failure, Success}
  */
 class EpochBell(first: Long) {
   private var epoch = first
-  private var opened: Option[(RpcEndpointRef, () => Unit)] = None
+  private var opened: Option[HeldAnswers] = None
 
   /** Has tasks of jobs that this thread starts find the bell, where they would find Spark's coordinator of epochs. */
   def open(context: SparkContext, tasks: Int): Unit = synchronized {
     val id = context.getLocalProperty(ContinuousExecution.EPOCH_COORDINATOR_ID_KEY)
     val env = SparkEnv.get.rpcEnv
-    val asked = new HeldAnswers(env, EpochCoordinatorRef.get(id, SparkEnv.get), tasks, epoch)
-    val bell = env.setupEndpoint(s"EpochCoordinator-$id${EpochBell.Suffix}", asked)
-    val clock = ThreadUtils.newDaemonSingleThreadScheduledExecutor("statefleet-epoch-bell")
     // Questions that are not answered in time fail, with their tasks.
     val longestMs = RpcUtils.askRpcTimeout(context.getConf).duration.toMillis / 4
-    clock.scheduleWithFixedDelay(() => bell.send(AnswerNow), longestMs, longestMs, MILLISECONDS)
-    opened = Some((bell, () => { clock.shutdown(); env.stop(bell) }))
+    val answers = new HeldAnswers(env, EpochCoordinatorRef.get(id, SparkEnv.get), tasks, epoch, longestMs)
+    env.setupEndpoint(s"EpochCoordinator-$id${EpochBell.Suffix}", answers)
+    opened = Some(answers)
     context.setLocalProperty(ContinuousExecution.EPOCH_COORDINATOR_ID_KEY, id + EpochBell.Suffix)
   }
 
   /** Tells all tasks that an epoch begins. */
   def ring(begun: Long): Unit = synchronized {
     epoch = begun
-    opened.foreach(_._1.send(EpochBegins(begun)))
+    opened.foreach(_.self.send(EpochBegins(begun)))
   }
 
   def close(): Unit = synchronized {
-    opened.foreach(_._2())
+    opened.foreach(_.stop())
     opened = None
   }
 }
@@ -53,12 +51,21 @@ private case class EpochBegins(epoch: Long)
 private case object AnswerNow
 
 /** Holds the answers to the tasks' questions which epoch it is until another one begins; Spark's coordinator has all else. */
-private class HeldAnswers(override val rpcEnv: RpcEnv, coordinator: RpcEndpointRef, tasks: Int, private var epoch: Long)
+private class HeldAnswers(
+    override val rpcEnv: RpcEnv,
+    coordinator: RpcEndpointRef,
+    tasks: Int,
+    private var epoch: Long,
+    longestMs: Long)
   extends ThreadSafeRpcEndpoint {
+  private val clock = ThreadUtils.newDaemonSingleThreadScheduledExecutor("statefleet-epoch-bell")
   private val asking = ArrayBuffer.empty[RpcCallContext]
 
   /** Whether a task may not know the epoch, as not all of them were asking when it began. Which one, a question does not say. */
   private var isNews = true
+
+  override def onStart(): Unit =
+    clock.scheduleWithFixedDelay(() => self.send(AnswerNow), longestMs, longestMs, MILLISECONDS)
 
   override def receive: PartialFunction[Any, Unit] = {
     case EpochBegins(begun) =>
@@ -88,5 +95,8 @@ private class HeldAnswers(override val rpcEnv: RpcEnv, coordinator: RpcEndpointR
     asking.clear()
   }
 
-  override def onStop(): Unit = answer()
+  override def onStop(): Unit = {
+    clock.shutdownNow()
+    answer()
+  }
 }
