@@ -325,9 +325,11 @@ class EpochStream:
                     marker = Marker(self.number, epoch, rows, watermark_ms, -(-longest_ns // 10**6))
                     self.shards[shard].mark(marker, self.task)
                     marked.append(self.shards[shard])
-                # All are answered first: the task goes on meanwhile.
-                for shard_to_seal in marked:
-                    shard_to_seal.seal()
+                # All are answered first: the task goes on meanwhile. A commit would take turns with the seals, for which rows wait.
+                for marked_shard in marked:
+                    marked_shard.seal()
+                for marked_shard in marked:
+                    marked_shard.commit()
             else:
                 raise ValueError(f"malformed frame: its kind is {kind[0]}")
 

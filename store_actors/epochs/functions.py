@@ -95,6 +95,9 @@ class FunctionShard:
     def seal(self) -> None:
         """Nothing: the worker seals an epoch that is whole."""
 
+    def commit(self) -> None:
+        """Nothing: the worker commits it."""
+
     def emit(self, results: pa.Table) -> None:
         """Have the results of the worker's oldest piece leave."""
         with self._guard:

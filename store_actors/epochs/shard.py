@@ -115,6 +115,8 @@ class EpochShard:
         self._failure: BaseException | None = None
         #: Whether the present epoch has all markers, and whether the version before is being committed.
         self._is_whole = self._is_committing = False
+        #: Commits the sealed version, until that has begun.
+        self._uncommitted: Callable[[], None] | None = None
         self.used_s = 0.0
         self._partition = partitions.cache.of(self.lease.store_id)
         with self._partition.lock:
@@ -159,7 +161,7 @@ class EpochShard:
                     self._fold(piece)
 
     def mark(self, marker: Marker, task: RunTask) -> None:
-        """Take the end of a task's epoch; :meth:`seal` follows.
+        """Take the end of a task's epoch; :meth:`seal` and :meth:`commit` follow.
 
         Raises errors as :meth:`take`, also if other rows came than the task sent.
         """
@@ -178,6 +180,13 @@ class EpochShard:
             self._check()
             with self._failing():
                 self._seal_if_due()
+
+    def commit(self) -> None:
+        """Have the sealed version committed on another thread, unless that has begun."""
+        with self._partition.lock:
+            commit, self._uncommitted = self._uncommitted, None
+        if commit is not None:
+            self._submit(commit)
 
     def end(self, reason: str, *, fenced: bool = False) -> None:
         """Drop the open version; the partition has no writer afterwards. A commit that is under way goes on."""
@@ -264,7 +273,7 @@ class EpochShard:
                 self._end_taking()
 
     def _seal(self) -> None:
-        """Make the open version's delta, and commit it on another thread."""
+        """Make the open version's delta; what waits for :meth:`commit` writes and commits it."""
         watermarks = self._watermarks.reached(self._barrier.watermark_ms)
         writes = {DEFAULT_STORE: partial(self._sealed, watermarks)}
         transaction = SealedVersion(self._partition, self._task, self.lease, writes)
@@ -277,7 +286,7 @@ class EpochShard:
         self._watermarks = watermarks
         self._task = structs.replace(self._task, batch_id=self._task.batch_id + 1)
         self._is_committing = True
-        self._submit(partial(self._finish, transaction, prepared))
+        self._uncommitted = partial(self._finish, transaction, prepared)
 
     def _sealed(self, watermarks: Watermarks) -> PreparedWrite:
         return write_of(self._shard, self._folding.seal(watermarks.input_ms), watermarks)
@@ -298,6 +307,7 @@ class EpochShard:
                 if self._failure is None:
                     with self._failing():
                         self._seal_if_due()
+            self.commit()
 
     def _ended(self, reason: str) -> FencedError:
         return FencedError(

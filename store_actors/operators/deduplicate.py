@@ -46,11 +46,11 @@ from store_actors.messages.requests import ShardInput
 
 @dataclass(frozen=True, slots=True)
 class _FirstRows:
-    """The rows of a piece whose keys are new: the slots of the keys, their words, and the rows."""
+    """The rows of a piece whose keys are new: the slots of the keys, their words, and the chunks of each other column."""
 
     slots: Slots
     words: Words
-    rows: pa.Table
+    payload: Sequence[Sequence[pa.Array]]
 
 
 class DeduplicateShard(VersionedTable):
@@ -85,7 +85,9 @@ class DeduplicateShard(VersionedTable):
 
     def fold(self, rows: ShardInput) -> pa.Table:
         """Keep the rows of a piece whose key is new, and return them: keys and payload."""
-        return self.output(self._delta([self._fold(rows)], np.empty(0, np.int64), []))
+        first = self._fold(rows)
+        keys = self.table.decode(first.words).select([field.name for field in self.schema.keys])
+        return self._with_payload(keys, [first])
 
     def seal(self, watermark_ms: int) -> Change:
         """Forget the keys that the watermark has passed, and return the open version's change."""
@@ -97,7 +99,7 @@ class DeduplicateShard(VersionedTable):
         created = np.concatenate([np.empty(0, np.int64), *(piece.slots for piece in self._pieces)])
         older = removed[~np.isin(evicted, created)]
         return step.change(
-            self._delta(self._pieces, evicted, [older]),
+            self._delta(created, evicted, older),
             rows_updated=len(created),
             rows_removed=len(evicted),
             rows_in=self._rows_in,
@@ -111,7 +113,9 @@ class DeduplicateShard(VersionedTable):
         words = self._dated(batch, words)
         step = self.pending()
         created, sources = self.table.insert(words[on_time], step.version & 0xFFFFFFFF)
-        first = _FirstRows(created, self.table.taken(created), self._chosen(batch, on_time[sources]))
+        rows_of_keys = self._chosen(batch, on_time[sources])
+        payload = [rows_of_keys.column(name).chunks for name in self._payload]
+        first = _FirstRows(created, self.table.taken(created), payload)
         step.add(UndoPart(first.words, first.words[:0]))
         self._pieces.append(first)
         self._rows_in += rows.rows_read
@@ -121,6 +125,8 @@ class DeduplicateShard(VersionedTable):
     @staticmethod
     def _chosen(batch: pa.Table, indices: Slots) -> pa.Table:
         """Return some rows of a batch, in its order: a filter goes chunk by chunk, so that none grows past what Arrow counts."""
+        if len(indices) == batch.num_rows:
+            return batch
         is_kept = np.zeros(batch.num_rows, np.bool_)
         is_kept[indices] = True
         return batch.filter(pa.array(is_kept))
@@ -147,18 +153,22 @@ class DeduplicateShard(VersionedTable):
         limit = self.late_ms * 1000 + int(self.schema.options.get("late_us", 0))
         return np.flatnonzero(words[:, word].view(np.int64) > limit)
 
-    def _delta(self, pieces: Sequence[_FirstRows], evicted: Slots, removed: Sequence[Words]) -> pa.Table:
-        """Return the delta of pieces, of which keys in `evicted` slots are gone again, and of keys that were removed."""
-        words = [*(piece.words for piece in pieces), *removed]
-        state = self.table.decode(np.concatenate(words) if words else self.table.taken(evicted))
-        gone = sum(map(len, removed))
-        kinds = [np.where(np.isin(piece.slots, evicted), UPDATED_AND_REMOVED, UPDATED) for piece in pieces]
-        kinds.append(np.full(gone, REMOVED))
-        for name in self._payload:
+    def _delta(self, created: Slots, evicted: Slots, removed: Words) -> pa.Table:
+        """Return the open version's delta: of the created keys, those in `evicted` slots are gone again; others were removed."""
+        state = self.table.decode(np.concatenate([*(piece.words for piece in self._pieces), removed]))
+        kinds = np.where(np.isin(created, evicted), UPDATED_AND_REMOVED, UPDATED)
+        kinds = np.concatenate([kinds, np.full(len(removed), REMOVED)]).astype(np.int8)
+        return self._with_payload(state, self._pieces, len(removed)).append_column(CHANGE_COLUMN, pa.array(kinds))
+
+    def _with_payload(self, state: pa.Table, pieces: Sequence[_FirstRows], removed: int = 0) -> pa.Table:
+        """Return columns of the keys of pieces, and of some that were removed, with the other columns of their first rows."""
+        for number, name in enumerate(self._payload):
             kind = self.schema.raw_schema().field(name).type
-            chunks = [chunk for piece in pieces for chunk in piece.rows.column(name).chunks]
-            state = state.append_column(pa.field(name, kind), pa.chunked_array([*chunks, pa.nulls(gone, kind)], kind))
-        return state.append_column(CHANGE_COLUMN, pa.array(np.concatenate(kinds, dtype=np.int8, casting="unsafe")))
+            chunks = [chunk for piece in pieces for chunk in piece.payload[number]]
+            if removed:
+                chunks.append(pa.nulls(removed, kind))
+            state = state.append_column(name, pa.chunked_array(chunks, kind))
+        return state
 
     def output(self, delta: pa.Table) -> pa.Table:
         """Return the first rows: keys and payload."""

@@ -66,9 +66,10 @@ def identity_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]
 def encode_delta(change: Change, schema: StateSchema, identity: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return the bytes of a delta's file, and their CRC-32."""
     facts = {"version": change.version, "base_version": change.base_version, "watermark_ms": change.watermark_ms}
-    is_large = change.delta.nbytes >= _THREADS_BYTES
-    file = _OpenFile(change.delta.schema, {**identity, **facts}, schema, use_threads=is_large)
-    file.write(change.delta)
+    size = change.delta.nbytes
+    file = _OpenFile(change.delta.schema, {**identity, **facts}, schema, use_threads=size >= _THREADS_BYTES)
+    # Rows that came in small pieces would be compressed piece by piece.
+    file.write(change.delta.combine_chunks() if size <= PIECE_BYTES else change.delta)
     return file.closed()
 
 

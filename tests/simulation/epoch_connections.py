@@ -206,3 +206,5 @@ def _take(connection: Connection, link: Link, shards: Mapping[int, Any], task: i
                 shards[shard].mark(Marker(task, epoch, rows, watermark_ms), link)
             for shard in rows_by_shard:
                 shards[shard].seal()
+            for shard in rows_by_shard:
+                shards[shard].commit()

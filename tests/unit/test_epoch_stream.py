@@ -22,7 +22,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime, Threads
 from store_actors.client.operator_task import OperatorTask
 from store_actors.connections import epoch_stream
-from store_actors.connections.epoch_stream import Beats, EpochServer
+from store_actors.connections.epoch_stream import Beats, EpochServer, EpochStream
 from store_actors.connections.sender import FrameSender
 from store_actors.engine import unsafe_rows
 from store_actors.epochs.functions import FunctionRuns
@@ -297,6 +297,26 @@ def test_a_task_that_comes_as_its_run_ends_leaves_no_shard_open() -> None:
     partition = partitions.cache.of(fleet.coordinator.lease(task, "a").lease.store_id)
     runs.leave(run, late.result(20), "it learns that")
     assert partition.writer is None
+
+
+class Noting:
+    """A shard that notes what is asked of it."""
+
+    def __init__(self, number: int, asked: list[str]) -> None:
+        self._number, self._asked = number, asked
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self._asked.append(f"{name} {self._number}")
+
+
+def test_no_commit_takes_turns_with_the_seal_of_another_shard() -> None:
+    asked: list[str] = []
+    shards: Any = {number: Noting(number, asked) for number in (0, 1)}
+    marker = struct.pack(">bqqqi", 2, 0, NEVER, 0, 2) + struct.pack(">iqiq", 0, 0, 1, 0)
+    task: Any = None
+    stream = EpochStream(0, task, lambda _: pytest.fail("no rows were sent"), shards, StoreMetrics(), lambda: 0.0)
+    stream.take_all(BytesIO(marker))
+    assert asked == ["mark 0", "mark 1", "seal 0", "seal 1", "commit 0", "commit 1"]
 
 
 def test_a_task_without_rows_is_sent_something_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,13 +120,15 @@ class EpochMachine(RuleBasedStateMachine):
         return self.epochs[task] <= self.epoch and self.sealed is None
 
     @rule(task=st.integers(0, TASKS - 1))
-    def mark(self, task: int) -> None:
+    def mark(self, task: int, commits: bool = True) -> None:
         if not self.may_mark(task):
             return
         if task == 0:
             self.join()
         self.shard.mark(Marker(task, self.epochs[task], self.sent[task]), self.links[task])
         self.shard.seal()
+        if commits:
+            self.shard.commit()
         self.epochs[task] += 1
         self.sent[task] = 0
         assert self.links[1].ended == list(range(self.first, self.epochs[1]))
@@ -182,6 +184,7 @@ class EpochMachine(RuleBasedStateMachine):
                 if self.epochs[task] == self.epoch:
                     self.shard.mark(Marker(task, self.epoch, self.sent[task]), self.links[task])
                     self.shard.seal()
+                    self.shard.commit()
                     self.epochs[task] += 1
                     self.sent[task] = 0
 
@@ -189,6 +192,15 @@ class EpochMachine(RuleBasedStateMachine):
         self.threads.waiting.pop(0)()
         self.epoch += 1
         self.sealed = Counter(self.open)
+
+    @precondition(lambda self: self.sealed is None)
+    @rule()
+    def end_between_the_seal_and_the_commit(self) -> None:
+        """Another shard of the process could not be sealed: nothing of this one's version is written."""
+        for task in range(TASKS):
+            self.mark(task, commits=False)
+        assert not self.threads.waiting
+        self.restart()
 
     @rule(is_committed=st.booleans())
     def restart(self, is_committed: bool = False) -> None:
@@ -343,6 +355,7 @@ def test_a_shard_answers_no_more_rows_than_it_may_hold_before_the_seal(
             assert link.answered - answered == min(number + 1, room)
         shard.mark(Marker(0, epoch, 3), link)
         shard.seal()
+        shard.commit()
         # The second epoch is sealed once the first one is committed; until then its rows are held.
         assert link.answered - answered == (3 if epoch == 0 else min(3, room))
     threads.run_all()

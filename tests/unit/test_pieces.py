@@ -27,6 +27,7 @@ from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top import top_shard
 from store_actors.operators.top_schema import top_schema
+from store_actors.serving import files
 from store_actors.serving.files import as_snapshot, encode_snapshot, identity_in_state
 
 #: Bytes of a piece in these tests, and the number of texts.
@@ -114,14 +115,32 @@ def test_an_aggregation_emits_its_groups_in_pieces(texts: list[str]) -> None:
     assert {tuple(row["a1_values"]) for row in shard.snapshot().to_pylist()} == {(text,) * 4 for text in texts}
 
 
+DUPLICATES = StateSchema(
+    (Field("k", "string"), Field("t", "timestamp")), (Field("c0", "string"),), (), "t", 0, "append",
+    operator=OperatorKind.DEDUPLICATE, options={"late_us": 0},
+)  # fmt: skip
+TIMES = np.arange(1, COUNT + 1).astype("datetime64[s]")
+
+
+@pytest.mark.parametrize("room", [-1, 0, 1])
+def test_small_pieces_of_an_epoch_are_one_record_batch_of_its_file(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    shard = DeduplicateShard(DUPLICATES)
+    shard.open(1)
+    for text, time in zip(TEXTS, TIMES, strict=True):
+        shard.fold(raw(DUPLICATES, k=[text, text], t=[time, time], c0=[text, "second"]))
+    change = shard.seal(0)
+    monkeypatch.setattr(files, "PIECE_BYTES", change.delta.nbytes + room)
+    data, _ = files.encode_delta(change, DUPLICATES, {})
+    with pa.ipc.open_file(data) as file:
+        assert file.num_record_batches == (COUNT if room < 0 else 1)
+        assert file.read_all().equals(change.delta)
+    assert change.delta["k"].to_pylist() == change.delta["c0"].to_pylist() == TEXTS
+
+
 def test_a_deduplication_emits_its_first_rows_in_pieces(texts: list[str]) -> None:
-    schema = StateSchema(
-        (Field("k", "string"), Field("t", "timestamp")), (Field("c0", "string"),), (), "t", 0, "append",
-        operator=OperatorKind.DEDUPLICATE, options={"late_us": 0},
-    )  # fmt: skip
+    schema = DUPLICATES
     shard = small(DeduplicateShard(schema))
-    times = np.arange(1, COUNT + 1).astype("datetime64[s]")
-    rows = raw(schema, k=texts, t=times, c0=texts[::-1])
+    rows = raw(schema, k=texts, t=TIMES, c0=texts[::-1])
     twice = ShardInput((pa.concat_tables([rows.raw, rows.raw]),), 2 * COUNT)
     change = shard.apply(twice, 0, 1)
     shard.commit()
