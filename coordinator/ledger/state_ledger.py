@@ -46,6 +46,7 @@ from coordinator.model.identities import ActorLocation, ShardKey, StateStoreId, 
 from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.stored_json import from_json
 from coordinator.model.watermarks import Watermarks
 from coordinator.placement.lease_plans import FleetView, LeasePlacer, LeaseRequest
 
@@ -241,7 +242,7 @@ class StateLedger(LedgerState):
             return []
         assert requested.schema is not None  # two states without a schema are the same
         # As it will be read from the log: lists for tuples.
-        schema = msgspec.json.decode(msgspec.json.encode(requested.schema), type=StateSchema)
+        schema = from_json(msgspec.json.decode(msgspec.json.encode(requested.schema)), StateSchema)
         return [SchemaChanged(task.run_id, self.epoch + is_new, schema)]
 
     def check_not_of_the_past(self, task: TaskIdentity) -> None:

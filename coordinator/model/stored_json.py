@@ -7,6 +7,7 @@ swapped, or put back from another state, another fleet or a backup. So a file na
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -20,6 +21,20 @@ _Value = TypeVar("_Value")
 FORMAT = 3
 
 
+#: What msgspec knows of a type is made at its first use; a thread that finds it half made ends the process by a segmentation fault.
+_first_use = threading.Lock()
+_used = set[Any]()
+
+
+def converted(data: Any, kind: Any, **options: bool) -> Any:
+    """Return what ``msgspec.convert`` returns, which raises the errors; several threads may call it at once."""
+    if kind not in _used:
+        with _first_use:
+            msgspec.msgpack.Decoder(kind)
+        _used.add(kind)
+    return msgspec.convert(data, kind, **options)
+
+
 def from_json(data: Any, kind: type[_Value]) -> _Value:
     """Return the value of a type that JSON data describe.
 
@@ -31,7 +46,7 @@ def from_json(data: Any, kind: type[_Value]) -> _Value:
         The data describe no such value: a field is missing, or not known, or of another type.
     """
     try:
-        return msgspec.convert(data, kind, str_keys=True)
+        value: _Value = converted(data, kind, str_keys=True)
     except msgspec.ValidationError as error:
         # Only the kinds of operators and of accumulators are enumerations.
         unknown = re.match("Invalid enum value '?(.*?)'? - ", str(error))
@@ -42,6 +57,7 @@ def from_json(data: Any, kind: type[_Value]) -> _Value:
             "of it and nothing was changed; use that release, or a newer one, for this state",
             kind=unknown[1],
         ) from error
+    return value
 
 
 def always_written(default: _Value) -> _Value:

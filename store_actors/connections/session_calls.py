@@ -16,6 +16,7 @@ from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import StateSchema
+from coordinator.model.stored_json import converted
 from coordinator.model.watermarks import Watermarks
 from store_actors.messages.requests import BatchFacts, StoreSpec, Write
 from store_actors.messages.wire import as_stream, error_facts, error_of
@@ -50,10 +51,10 @@ def answered(called: Any, call: bytes) -> bytes:
         The call is malformed; or it is of another method, or has other arguments, than may be called.
     """
     try:
-        method, arguments = msgspec.convert(_decoder.decode(call), tuple[str, Any])
+        method, arguments = converted(_decoder.decode(call), tuple[str, Any])
         if method not in _METHODS:
             raise ValueError(f"of {method}")
-        typed = msgspec.convert(arguments, _METHODS[method][0])
+        typed = converted(arguments, _METHODS[method][0])
     except (msgspec.MsgspecError, ValueError, OSError) as error:
         raise ValueError(f"malformed call: {error}") from error
     try:
@@ -74,7 +75,7 @@ def decoded_answer(method: str, answer: bytes) -> Any:
     error, result = _decoder.decode(answer)
     if error is not None:
         raise error_of(error)
-    return msgspec.convert(result, _METHODS[method][1])
+    return converted(result, _METHODS[method][1])
 
 
 def _extension(value: Any) -> Any:
