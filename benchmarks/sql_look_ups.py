@@ -21,9 +21,9 @@ import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -81,24 +81,18 @@ def by_pgbench(url: str, script: Path, options: argparse.Namespace, folder: Path
 def by_get(uri: str, keys: int, threads: int, seconds: float) -> Any:
     """Return the milliseconds of each ``get`` of as many threads."""
     state = attach(uri).state(_NAME)
-    took_ms: list[list[float]] = [[] for _ in range(threads)]
     ends = time.perf_counter() + seconds
 
-    def look(number: int) -> None:
-        chosen = np.random.default_rng(number).integers(0, keys, 100_000).tolist()
-        for key in chosen:
+    def took_ms(number: int) -> Iterator[float]:
+        for key in np.random.default_rng(number).integers(0, keys, 100_000).tolist():
             began = time.perf_counter()
             if began > ends:
                 return
             assert state.get({"k": key}, columns=["n", "total"]) is not None
-            took_ms[number].append((time.perf_counter() - began) * 1000)
+            yield (time.perf_counter() - began) * 1000
 
-    running = [threading.Thread(target=look, args=(number,)) for number in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    return np.array([each for of_thread in took_ms for each in of_thread])
+    with ThreadPoolExecutor(threads) as pool:
+        return np.concatenate(list(pool.map(lambda number: list(took_ms(number)), range(threads))))
 
 
 def busy_s(processes: Sequence[psutil.Process]) -> float:
@@ -194,19 +188,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _beside(batch: Callable[[], Any], side: Side, seconds: float) -> Any:
     """Return what a side gives while there is a batch a second."""
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.wait(1):
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(side, seconds)
+        while not wait([looking], 1).done:
             batch()
-
-    running = threading.Thread(target=run)
-    running.start()
-    try:
-        return side(seconds)
-    finally:
-        ended.set()
-        running.join()
+        return looking.result()
 
 
 def _of_clients(clients: int, sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
