@@ -20,18 +20,17 @@ _Value = TypeVar("_Value")
 #: Format of the files that this release reads and writes.
 FORMAT = 3
 
-
 #: What msgspec knows of a type is made at its first use; a thread that finds it half made ends the process by a segmentation fault.
 _first_use = threading.Lock()
 _used = set[Any]()
 
 
-def converted(data: Any, kind: Any, **options: bool) -> Any:
+def converted(data: Any, kind: Any, **options: Any) -> Any:
     """Return what ``msgspec.convert`` returns, which raises the errors; several threads may call it at once."""
     if kind not in _used:
         with _first_use:
             msgspec.msgpack.Decoder(kind)
-        _used.add(kind)
+            _used.add(kind)
     return msgspec.convert(data, kind, **options)
 
 
